@@ -124,6 +124,14 @@ impl Adapter {
         self.pair(self.requests_max, Access::default())
     }
 
+    /// The same, and messages come at `receives`.
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn telling(&self, receives: &SharedReceives) -> Result<QueuePair<Unconnected>, SetupError> {
+        self.sharing(receives, Access::default())
+    }
+
     /// A queue pair over which a peer asks, and we do not.
     ///
     /// # Errors

@@ -51,8 +51,9 @@ pub struct RdmaOptions {
     /// Windows in which peers reach segments, one per segment and adapter; what has none is reached over
     /// connections.
     pub windows_max: usize,
-    /// Whether requests of the store that bring no bytes go by messages, over queue pairs that are there anyway, where
-    /// both sides let them; else they go over connections, as all do where there is no queue pair.
+    /// Whether notifications, and requests of the store that bring no bytes, go by messages, over queue pairs that are
+    /// there anyway, where both sides let them; else they go over connections, as all do where there is no queue pair.
+    /// Their memory is 2 MiB of each adapter and core of an engine.
     pub messages: bool,
     /// How stubborn queue pairs are. A rail on which nothing comes through is given up sooner
     /// ([`SchedulerOptions::stall`](crate::engine::SchedulerOptions::stall)).

@@ -269,6 +269,7 @@ impl Engine {
             rdma: Rdma::open(&options, adapters),
             options,
         });
+        Rdma::hear(&inner);
         let (tasks, attends) = (Scope::new(), Scope::new());
         let siblings = inner.alive.siblings();
         siblings.has_adapters(inner.alive.core(), inner.rdma.adapters().len());

@@ -76,7 +76,8 @@ impl EngineService {
             Operation::Redeem => self.redeem(request),
             Operation::Siblings => self.siblings(request.body),
             Operation::Adapters => self.adapters(request.body),
-            Operation::Pair => self.pair(request),
+            Operation::Pair => self.pair(request, false),
+            Operation::PairTelling => self.pair(request, true),
             Operation::Windows => self.windows(request),
         }
     }
@@ -261,7 +262,7 @@ impl EngineService {
     }
 
     /// A step of a handshake of adapters. Who belongs to no session has nothing that would end its queue pair.
-    fn pair(&self, request: RequestHead<'_>) -> Result<Intake<PendingWrite>, Refused> {
+    fn pair(&self, request: RequestHead<'_>, tells: bool) -> Result<Intake<PendingWrite>, Refused> {
         let session = self.session(request.connection)?;
         let pairing = Pairing::decode(request.body).map_err(no_sense)?;
         let asks = Asks {
@@ -269,6 +270,7 @@ impl EngineService {
             connection: pairing.connection,
             adapter: pairing.adapter,
             message: pairing.message.to_vec(),
+            tells,
         };
         let inner = Rc::clone(&self.inner);
         Ok(Intake::Later(Later::new(async move {

@@ -22,6 +22,8 @@ pub struct Statistics {
     pub same_host_bytes: u64,
     /// Of those that were read and written, the bytes that adapters have moved from memory to memory.
     pub one_sided_bytes: u64,
+    /// Notifications that adapters have brought, by messages.
+    pub one_sided_notes: u64,
     /// Of the ones that were copied, the bytes that went through the session's window: copied twice.
     pub window_bytes: u64,
     /// Of those that were read and written, the bytes that went between this engine's memory and its own
@@ -65,6 +67,7 @@ impl Statistics {
             intent_bytes,
             same_host_bytes: self.same_host_bytes + other.same_host_bytes,
             one_sided_bytes: self.one_sided_bytes + other.one_sided_bytes,
+            one_sided_notes: self.one_sided_notes + other.one_sided_notes,
             window_bytes: self.window_bytes + other.window_bytes,
             namespace_bytes: self.namespace_bytes + other.namespace_bytes,
             transfers_done: self.transfers_done + other.transfers_done,
@@ -162,6 +165,11 @@ impl Counts {
     /// Of what has been moved, bytes that adapters moved.
     pub(super) fn moved_one_sided(&self, len_bytes: u64) {
         self.sums.borrow_mut().one_sided_bytes += len_bytes;
+    }
+
+    /// A notification went by adapters.
+    pub(super) fn told_one_sided(&self) {
+        self.sums.borrow_mut().one_sided_notes += 1;
     }
 
     /// Of what has been moved, bytes of this engine's namespaces.

@@ -329,18 +329,23 @@ impl QueuePair<Ready> {
     /// # Errors
     /// [`RequestError::Broken`].
     pub async fn credit(&self) -> Result<(), RequestError> {
-        poll_fn(|cx| {
-            let core = &self.handle.core;
-            if !core.is_open() {
-                Poll::Ready(Err(RequestError::Broken))
-            } else if core.credits() > 0 {
-                Poll::Ready(Ok(()))
-            } else {
-                core.wait_for_credit(cx.waker());
-                Poll::Pending
-            }
-        })
-        .await
+        poll_fn(|cx| self.poll_credit(cx)).await
+    }
+
+    /// The same, for who waits for other things besides.
+    ///
+    /// # Errors
+    /// [`RequestError::Broken`].
+    pub fn poll_credit(&self, cx: &std::task::Context<'_>) -> Poll<Result<(), RequestError>> {
+        let core = &self.handle.core;
+        if !core.is_open() {
+            Poll::Ready(Err(RequestError::Broken))
+        } else if core.credits() > 0 {
+            Poll::Ready(Ok(()))
+        } else {
+            core.wait_for_credit(cx.waker());
+            Poll::Pending
+        }
     }
 
     /// Writes the first `len` bytes of a piece to the peer's memory, which holds them when the

@@ -1,4 +1,4 @@
-//! Queue pairs over which peers ask. They do nothing here but exist.
+//! Queue pairs over which peers ask. They exist, and what comes over them by messages is answered.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -6,15 +6,19 @@ use std::rc::Rc;
 use std::sync::Weak;
 
 use lunette_runtime::time;
+use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::one_sided::Pairing;
+use lunette_transfer_proto::frame::FrameKind;
+use lunette_transfer_proto::message;
 use lunette_verbs::connect::{Exchange, HANDSHAKE_MAX};
 use lunette_verbs::{Patience, QueuePair, Ready};
 
 use super::super::peer::is_same_rail;
 use super::super::siblings::Presence;
-use crate::adapters::Adapter;
+use super::telling::ToldFault;
+use crate::adapters::{Adapter, Messages};
 
 /// By the session's epoch, and what its peer calls the connection.
 type Name = (u64, u64);
@@ -23,6 +27,17 @@ type Name = (u64, u64);
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Acceptor {
     pairs: RefCell<BTreeMap<Name, Accepted>>,
+    /// The names of those that tell, and of some that have ended, by adapter and number.
+    telling: RefCell<BTreeMap<(u16, u32), Name>>,
+}
+
+/// What a queue pair is made for.
+pub(super) struct Made<'a> {
+    pub(super) adapter: &'a Rc<Adapter>,
+    /// Where its messages come, if any are heard.
+    pub(super) messages: Option<&'a Messages>,
+    pub(super) queue_pairs_max: usize,
+    pub(super) patience: Patience,
 }
 
 #[derive(Debug)]
@@ -37,19 +52,38 @@ struct Accepted {
 #[derive(Debug)]
 enum State {
     Shaking(Box<Exchange>),
-    #[expect(dead_code, reason = "it is there to be reached, until it is dropped")]
     Ready(QueuePair<Ready>),
+}
+
+impl Accepted {
+    fn new(asker: Weak<Presence>, index: u16, now: Time, made: &Made<'_>) -> Result<Self, Refusal> {
+        let pair = match made.messages {
+            None => made.adapter.asked(),
+            Some(messages) => made.adapter.written(messages.receives()),
+        };
+        let pair = pair.map_err(|error| {
+            tracing::warn!(%error, "no queue pair for a peer");
+            Refusal::Busy
+        })?;
+        let deadline = now + HANDSHAKE_MAX;
+        let epoch = made.adapter.epoch();
+        let exchange = Exchange::acceptor(pair, made.patience, epoch, deadline);
+        Ok(Self {
+            asker,
+            adapter: index,
+            began: now,
+            state: State::Shaking(Box::new(exchange)),
+        })
+    }
 }
 
 impl Acceptor {
     /// Takes a step of a handshake, and says what the peer is to be told.
     pub(super) fn step(
         &self,
-        adapter: &Rc<Adapter>,
+        made: &Made<'_>,
         (session, asker): (u64, Weak<Presence>),
         pairing: Pairing<'_>,
-        queue_pairs_max: usize,
-        patience: Patience,
     ) -> Result<Vec<u8>, Refusal> {
         let now = time::now();
         let name = (session, pairing.connection);
@@ -65,21 +99,10 @@ impl Acceptor {
             let of_both = |(name, accepted): &(&Name, &Accepted)| {
                 name.0 == session && accepted.adapter == pairing.adapter
             };
-            if pairs.iter().filter(of_both).count() >= queue_pairs_max {
+            if pairs.iter().filter(of_both).count() >= made.queue_pairs_max {
                 return Err(Refusal::Busy);
             }
-            let pair = adapter.asked().map_err(|error| {
-                tracing::warn!(%error, "no queue pair for a peer");
-                Refusal::Busy
-            })?;
-            let deadline = now + HANDSHAKE_MAX;
-            let exchange = Exchange::acceptor(pair, patience, adapter.epoch(), deadline);
-            let accepted = Accepted {
-                asker,
-                adapter: pairing.adapter,
-                began: now,
-                state: State::Shaking(Box::new(exchange)),
-            };
+            let accepted = Accepted::new(asker, pairing.adapter, now, made)?;
             pairs.insert(name, accepted);
         }
         let accepted = pairs.get_mut(&name).expect("it is there");
@@ -88,7 +111,17 @@ impl Acceptor {
         };
         let step = exchange.step(now, Some(pairing.message));
         match step.outcome {
-            Ok(Some(pair)) => accepted.state = State::Ready(pair),
+            Ok(Some(pair)) => {
+                if made.messages.is_some()
+                    && let Some(number) = pair.number()
+                {
+                    let mut telling = self.telling.borrow_mut();
+                    telling.insert((pairing.adapter, number), name);
+                }
+                accepted.state = State::Ready(pair);
+                let mut telling = self.telling.borrow_mut();
+                telling.retain(|_, name| pairs.contains_key(name));
+            }
             Ok(None) => {}
             Err(error) => {
                 tracing::debug!(%error, "a handshake of adapters");
@@ -96,6 +129,44 @@ impl Acceptor {
             }
         }
         Ok(step.message.unwrap_or_default())
+    }
+
+    /// Answers what has come over a queue pair, by what `told` says of it: of whose session it is, and whether that has
+    /// a connection. One whose peer does not keep to the rules is broken off.
+    pub(super) fn hear(
+        &self,
+        (adapter, number): (u16, u32),
+        messages: &Messages,
+        told: impl FnOnce(u64, bool) -> Result<(RequestId, u16), ToldFault>,
+    ) {
+        let name = self.telling.borrow().get(&(adapter, number)).copied();
+        let pairs = self.pairs.borrow();
+        let accepted = name.and_then(|name| Some((name.0, pairs.get(&name)?)));
+        let Some((session, accepted)) = accepted else {
+            return tracing::debug!(number, "a message of a queue pair that has ended");
+        };
+        let State::Ready(pair) = &accepted.state else {
+            return tracing::debug!(number, "a message of a queue pair that has not begun");
+        };
+        if accepted.adapter != adapter || pair.number() != Some(number) {
+            return tracing::debug!(number, "a message of a queue pair that has ended");
+        }
+        let is_there = accepted.asker.strong_count() > 0;
+        let (id, status) = match told(session, is_there) {
+            Ok(answer) => answer,
+            Err(fault) => {
+                tracing::warn!(number, %fault, "a peer's queue pair is broken off");
+                return pair.abort();
+            }
+        };
+        let mut out = Vec::new();
+        let is_short = message::encode(&mut out, FrameKind::Response, status, id, &[]);
+        assert!(is_short, "a status is a message");
+        match messages.send(pair, &out) {
+            // If it does not arrive, the queue pair ends, and its peer tells again.
+            Some(sent) => drop(sent),
+            None => pair.abort(),
+        }
     }
 
     /// Ends a queue pair: nothing that its peer sent over it lands any more.

@@ -15,6 +15,7 @@ use thiserror::Error;
 use super::super::peer::{Shared, connection_number};
 use super::super::{Inner, spawned};
 use super::rail::Rail;
+use super::telling::Telling;
 use super::windows::Windows;
 use crate::adapters::{Adapter, Waiting};
 use crate::client::{Attachments, Connection};
@@ -175,7 +176,14 @@ impl Shared {
             }
             Ok(pair) => {
                 if state.scheduler.on_connected(rail, number, now) {
-                    let connected = Rc::new(Rail::new(pair, rail, number));
+                    let (pair, telling) = pair;
+                    let named = telling.and_then(|telling| Some((telling, pair.number()?)));
+                    let teller = named.map(|(telling, _)| telling.teller());
+                    let connected = Rc::new(Rail::new(pair, (rail, number), teller));
+                    if let Some((telling, number)) = named {
+                        telling.listen(number, &connected);
+                        state.scheduler.on_tells(rail);
+                    }
                     self.one_sided.put(rail, Rc::clone(&connected));
                     let reaping = Rc::clone(&self).reap(connected);
                     if !spawned(self.tasks.spawn(reaping)) {
@@ -190,12 +198,43 @@ impl Shared {
         self.pump();
     }
 
-    async fn pair_up(&self, rail: usize, number: u32) -> Result<QueuePair<Ready>, PairError> {
+    /// Connects a queue pair that tells, if both sides let it.
+    async fn pair_up(
+        &self,
+        rail: usize,
+        number: u32,
+    ) -> Result<(QueuePair<Ready>, Option<&Telling>), PairError> {
         let stream = self.stream().ok_or(PairError::NoStream)?;
+        let index = self.one_sided.ends_of(rail).index;
+        if let Some(telling) = self.engine.rdma.telling(index) {
+            match self.pair_over(&stream, (rail, number), Some(telling)).await {
+                Ok(pair) => return Ok((pair, Some(telling))),
+                Err(PairError::Refused(Refusal::Malformed | Refusal::Elsewhere)) => {
+                    tracing::debug!(rail, "the peer hears no messages");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let pair = self.pair_over(&stream, (rail, number), None).await?;
+        Ok((pair, None))
+    }
+
+    async fn pair_over(
+        &self,
+        stream: &Connection,
+        (rail, number): (usize, u32),
+        telling: Option<&Telling>,
+    ) -> Result<QueuePair<Ready>, PairError> {
         let ends = self.one_sided.ends_of(rail);
         let (adapter, options) = (&ends.ours, &self.engine.options);
         let deadline = time::now() + HANDSHAKE_MAX;
-        let pair = adapter.asking()?;
+        let (op, pair) = match telling {
+            None => (Operation::Pair, adapter.asking()?),
+            Some(telling) => {
+                let receives = telling.messages().receives();
+                (Operation::PairTelling, adapter.telling(receives)?)
+            }
+        };
         let patience = options.rdma.patience;
         let mut exchange = Exchange::initiator(pair, patience, adapter.epoch(), deadline);
         let mut received: Option<Vec<u8>> = None;
@@ -210,9 +249,13 @@ impl Shared {
                 adapter: ends.theirs,
                 message: &message,
             };
-            let op = Operation::Pair.to_wire();
             let body = |out: &mut Vec<u8>| pairing.encode(out);
-            let asked = stream.call(op, body, Attachments::default(), options.connect_timeout);
+            let asked = stream.call(
+                op.to_wire(),
+                body,
+                Attachments::default(),
+                options.connect_timeout,
+            );
             let reply = asked
                 .await
                 .map_err(|failure| PairError::Call(failure.error))?;

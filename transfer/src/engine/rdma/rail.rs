@@ -4,6 +4,8 @@
 //! pair end in the order in which they were made, so one task waits for the oldest, and most of what follows is over
 //! by then. What fails breaks the queue pair:
 //! it is dropped at once, so that all that was under way is over, and a new one is connected.
+//!
+//! A notification is a message behind what was made before it, and is over when it is answered.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -15,6 +17,7 @@ use std::task::{Context, Poll, Waker};
 
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
+use lunette_transfer_proto::engine::message::{Note, Refusal};
 use lunette_transfer_proto::engine::scheduler::SliceId;
 use lunette_transfer_proto::engine::segment::{SegmentId, Way};
 use lunette_transfer_proto::engine::slices::{self, Slice};
@@ -28,14 +31,17 @@ use super::super::batch::{Batch, Intent, Local};
 use super::super::peer::Shared;
 use super::super::posted::Posted;
 use super::asking::OneSided;
+use super::telling::Teller;
 use super::windows::Windows;
-use crate::adapters::Adapter;
+use crate::adapters::{Adapter, Asking, Lost};
 use crate::source::WriteSource;
 
 /// A rail's queue pair.
 pub(super) struct Rail {
     rail: usize,
     connection: u32,
+    /// If it carries notifications.
+    teller: Option<Teller>,
     state: RefCell<State>,
 }
 
@@ -46,11 +52,29 @@ struct State {
     flying: VecDeque<(List, usize)>,
     /// Room for the requests of lists, kept: of no more than were under way at a time.
     spare: Vec<Vec<Listed>>,
-    /// Requests that find no room yet.
-    waiting: VecDeque<(Listed, usize)>,
+    /// Requests that find no room yet, and notifications behind them.
+    waiting: VecDeque<(Unmade, usize)>,
+    /// Notifications that are not answered.
+    telling: Vec<(Asking, usize)>,
     slices: Slab<Carried>,
     /// The task that waits for requests.
     waker: Option<Waker>,
+}
+
+/// What was not made yet.
+enum Unmade {
+    Request(Listed),
+    Note,
+}
+
+/// Why a slice was not carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    Request(RequestError),
+    /// The notification was refused.
+    Refused(Refusal),
+    /// The notification does not go this way.
+    Barred,
 }
 
 /// A slice that is under way.
@@ -60,23 +84,43 @@ struct Carried {
     intent: Intent,
     len_bytes: u64,
     posted: Rc<Posted>,
+    /// The number of the notification, which has no requests.
+    note: Option<u64>,
     /// Requests that are not made.
     unmade: usize,
     /// Lists of those that were, and are not over.
     flying: usize,
-    failure: Option<RequestError>,
+    failure: Option<Failure>,
+}
+
+impl Carried {
+    /// Sends its notification; `None` if that does not go this way.
+    fn tell(&self, teller: &Teller, pair: &QueuePair<Ready>) -> Option<Asking> {
+        let bytes = self.posted.options.notification.as_deref();
+        let note = Note {
+            id: self.note.expect("a notification has its number"),
+            bytes: bytes.unwrap_or_default(),
+        };
+        teller.tell(pair, note)
+    }
 }
 
 impl Rail {
-    pub(super) fn new(pair: QueuePair<Ready>, rail: usize, connection: u32) -> Self {
+    pub(super) fn new(
+        pair: QueuePair<Ready>,
+        (rail, connection): (usize, u32),
+        teller: Option<Teller>,
+    ) -> Self {
         Self {
             rail,
             connection,
+            teller,
             state: RefCell::new(State {
                 pair: Some(pair),
                 flying: VecDeque::new(),
                 spare: Vec::new(),
                 waiting: VecDeque::new(),
+                telling: Vec::new(),
                 slices: Slab::new(),
                 waker: None,
             }),
@@ -87,11 +131,37 @@ impl Rail {
         self.connection
     }
 
-    /// Ends it: all that is under way is over, and nothing of it lands here any more.
-    pub(super) fn close(&self) {
+    /// Whether it has this queue pair.
+    pub(super) fn has_number(&self, number: u32) -> bool {
+        let state = self.state.borrow();
+        let pair = state.pair.as_ref();
+        pair.is_some_and(|pair| pair.number() == Some(number))
+    }
+
+    /// Takes in what has come by a message.
+    pub(super) fn on_message(&self, bytes: &[u8]) {
+        let Some(teller) = &self.teller else {
+            return;
+        };
+        if let Err(fault) = teller.on_message(bytes) {
+            tracing::warn!(rail = ?self, %fault, "an adapter's peer does not keep to the rules");
+            self.close();
+        }
+    }
+
+    /// Gives its queue pair up: all that is under way is over.
+    fn end(&self) {
         let pair = self.state.borrow_mut().pair.take();
         // Its end wakes who waits for requests.
         drop(pair);
+        if let Some(teller) = &self.teller {
+            teller.end();
+        }
+    }
+
+    /// Ends it: all that is under way is over, and nothing of it lands here any more.
+    pub(super) fn close(&self) {
+        self.end();
         let waker = self.state.borrow_mut().waker.take();
         if let Some(waker) = waker {
             waker.wake();
@@ -108,6 +178,7 @@ impl Rail {
             waiting,
             slices,
             waker,
+            ..
         } = &mut *state;
         let mut requests = spare.pop().unwrap_or_default();
         requests.reserve(slice.parts.len());
@@ -123,7 +194,7 @@ impl Rail {
             _ => 0,
         };
         let left = requests.drain(room.min(requests.len())..);
-        waiting.extend(left.map(|request| (request, key)));
+        waiting.extend(left.map(|request| (Unmade::Request(request), key)));
         if let Some(pair) = pair
             && !requests.is_empty()
         {
@@ -136,89 +207,198 @@ impl Rail {
         true
     }
 
+    /// Sends a notification behind all that it carries. False if it does not go this way.
+    fn carry_note(&self, carried: Carried) -> bool {
+        let Some(teller) = &self.teller else {
+            return false;
+        };
+        let mut state = self.state.borrow_mut();
+        let State {
+            pair,
+            waiting,
+            telling,
+            slices,
+            waker,
+            ..
+        } = &mut *state;
+        match pair {
+            Some(pair) if waiting.is_empty() => {
+                let Some(told) = carried.tell(teller, pair) else {
+                    return false;
+                };
+                telling.push((told, slices.insert(carried)));
+            }
+            _ => waiting.push_back((Unmade::Note, slices.insert(carried))),
+        }
+        if let Some(waker) = waker.take() {
+            waker.wake();
+        }
+        true
+    }
+
     /// Waits for slices that are over, and takes all that are by then. False when the queue pair has ended and
     /// nothing is under way.
     fn poll_ended(&self, cx: &mut Context<'_>, ended: &mut Vec<Carried>) -> Poll<bool> {
+        let teller = self.teller.as_ref();
         let mut state = self.state.borrow_mut();
-        loop {
-            let Some((list, _)) = state.flying.front_mut() else {
-                if state.pair.is_some() {
-                    return state.waits(cx, ended);
-                }
-                ended.extend(state.unmade());
-                return Poll::Ready(!ended.is_empty());
-            };
-            let Poll::Ready((result, mut requests)) = Pin::new(list).poll(cx) else {
-                return state.waits(cx, ended);
-            };
-            // Each slice holds its batch, so nothing ends with these.
-            requests.clear();
-            state.spare.push(requests);
-            let (_, key) = state.flying.pop_front().expect("just looked at");
-            if result.is_err() {
-                // It is broken: what is behind it is not waited for.
-                let pair = state.pair.take();
-                drop(state);
-                drop(pair);
-                state = self.state.borrow_mut();
-            }
-            let carried = &mut state.slices[key];
-            carried.flying -= 1;
-            carried.failure = carried.failure.or(result.err());
-            if carried.flying == 0 && carried.unmade == 0 {
-                ended.push(state.slices.remove(key));
-            }
-            if !state.waiting.is_empty() {
-                state.post();
-            }
+        while state.take_ended(teller, cx, ended) {
+            // It is broken: what is under way is not waited for.
+            drop(state);
+            self.end();
+            state = self.state.borrow_mut();
         }
+        if state.pair.is_none() && state.flying.is_empty() && state.telling.is_empty() {
+            ended.extend(state.unmade());
+            return Poll::Ready(!ended.is_empty());
+        }
+        if !ended.is_empty() {
+            return Poll::Ready(true);
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
     }
 }
 
 impl State {
-    /// Makes the requests for which there is room.
-    fn post(&mut self) {
+    /// Takes what is over, and makes what there is room for. True if the queue pair has broken, which it had not before.
+    fn take_ended(
+        &mut self,
+        teller: Option<&Teller>,
+        cx: &mut Context<'_>,
+        ended: &mut Vec<Carried>,
+    ) -> bool {
+        if self.take_listed(teller, cx, ended) || self.take_told(cx, ended) {
+            return true;
+        }
+        // With a list that is over comes room, and this is looked at; room of messages comes without.
+        while self.flying.is_empty()
+            && !self.waiting.is_empty()
+            && let Some(pair) = &self.pair
+        {
+            match pair.poll_credit(cx) {
+                Poll::Pending => return false,
+                Poll::Ready(Err(_broken)) => return true,
+                Poll::Ready(Ok(())) if self.post(teller, ended) => return true,
+                Poll::Ready(Ok(())) => {
+                    if self.take_listed(teller, cx, ended) || self.take_told(cx, ended) {
+                        return true;
+                    }
+                }
+            }
+        }
+        false
+    }
+
+    /// Takes the slices whose requests are over.
+    fn take_listed(
+        &mut self,
+        teller: Option<&Teller>,
+        cx: &mut Context<'_>,
+        ended: &mut Vec<Carried>,
+    ) -> bool {
+        while let Some((list, _)) = self.flying.front_mut() {
+            let Poll::Ready((result, mut requests)) = Pin::new(list).poll(cx) else {
+                return false;
+            };
+            // Each slice holds its batch, so nothing ends with these.
+            requests.clear();
+            self.spare.push(requests);
+            let (_, key) = self.flying.pop_front().expect("just looked at");
+            let carried = &mut self.slices[key];
+            carried.flying -= 1;
+            let failure = result.err().map(Failure::Request);
+            carried.failure = carried.failure.or(failure);
+            if carried.flying == 0 && carried.unmade == 0 {
+                ended.push(self.slices.remove(key));
+            }
+            if failure.is_some() && self.pair.is_some() {
+                return true;
+            }
+            if !self.waiting.is_empty() && self.post(teller, ended) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The same of notifications that were answered.
+    fn take_told(&mut self, cx: &mut Context<'_>, ended: &mut Vec<Carried>) -> bool {
+        let (mut at, mut is_lost) = (0, false);
+        while let Some((asking, _)) = self.telling.get_mut(at) {
+            let Poll::Ready(answer) = Pin::new(asking).poll(cx) else {
+                at += 1;
+                continue;
+            };
+            let (_, key) = self.telling.swap_remove(at);
+            let mut carried = self.slices.remove(key);
+            is_lost |= answer.is_err();
+            carried.failure = match answer {
+                Ok(answered) => Refusal::from_wire(answered.status).map(Failure::Refused),
+                Err(Lost) => Some(Failure::Request(RequestError::Broken)),
+            };
+            ended.push(carried);
+        }
+        is_lost && self.pair.is_some()
+    }
+
+    /// Makes the requests for which there is room. True if the queue pair has broken.
+    fn post(&mut self, teller: Option<&Teller>, ended: &mut Vec<Carried>) -> bool {
         let Self {
             pair: Some(pair),
             flying,
             spare,
             waiting,
+            telling,
             slices,
             ..
         } = self
         else {
-            return;
+            return false;
         };
         if !pair.is_open() {
             // What waits is never made.
-            self.pair = None;
-            return;
+            return true;
         }
-        while let Some(&(_, key)) = waiting.front()
+        while let Some((unmade, key)) = waiting.front()
             && pair.credits() > 0
         {
+            let key = *key;
+            if matches!(unmade, Unmade::Note) {
+                waiting.pop_front();
+                let told = teller.and_then(|teller| slices[key].tell(teller, pair));
+                match told {
+                    Some(told) => telling.push((told, key)),
+                    None => {
+                        let mut carried = slices.remove(key);
+                        carried.failure = Some(Failure::Barred);
+                        ended.push(carried);
+                    }
+                }
+                continue;
+            }
             let carried = &mut slices[key];
             let count = carried.unmade.min(pair.credits() as usize);
             let mut requests = spare.pop().unwrap_or_default();
-            requests.extend(waiting.drain(..count).map(|(request, _)| request));
+            requests.extend(
+                waiting
+                    .drain(..count)
+                    .filter_map(|(unmade, _)| match unmade {
+                        Unmade::Request(request) => Some(request),
+                        Unmade::Note => None,
+                    }),
+            );
             flying.push_back((make(pair, carried, requests), key));
         }
-    }
-
-    /// Nothing more is over now.
-    fn waits(&mut self, cx: &Context<'_>, ended: &[Carried]) -> Poll<bool> {
-        if !ended.is_empty() {
-            return Poll::Ready(true);
-        }
-        self.waker = Some(cx.waker().clone());
-        Poll::Pending
+        false
     }
 
     /// The slices of which no request is under way, of a queue pair that has ended.
     fn unmade(&mut self) -> impl Iterator<Item = Carried> {
         self.waiting.clear();
         self.slices.drain().map(|carried| Carried {
-            failure: carried.failure.or(Some(RequestError::Broken)),
+            failure: carried
+                .failure
+                .or(Some(Failure::Request(RequestError::Broken))),
             ..carried
         })
     }
@@ -250,17 +430,24 @@ impl Shared {
         let mut state = self.state.borrow_mut();
         let connected = self.one_sided.rail(rail);
         let connected = connected.expect("a rail that is up has its queue pair");
-        let (slice, _) = state.scheduler.slice(id).expect("it is to be sent");
+        let (slice, carries_note) = state.scheduler.slice(id).expect("it is to be sent");
         let carried = Carried {
             id,
             way: slice.way,
             intent: posted.options.intent,
             len_bytes: slice.len_bytes(),
             posted: Rc::clone(posted),
+            note: carries_note.then(|| self.engine.note_number(&posted.note)),
             unmade: slice.parts.len(),
             flying: 0,
             failure: None,
         };
+        if carries_note {
+            if !connected.carry_note(carried) {
+                state.scheduler.on_note_barred(id);
+            }
+            return;
+        }
         let mut reach = Reach::new(&self.one_sided, rail);
         if !connected.carry(carried, slice, &mut reach) {
             state.scheduler.on_barred(id);
@@ -293,11 +480,19 @@ impl Shared {
             match carried.failure {
                 None => {
                     let counts = &self.engine.counts;
-                    counts.moved(carried.way, carried.intent, len_bytes);
-                    counts.moved_one_sided(len_bytes);
+                    if carried.note.is_some() {
+                        counts.told_one_sided();
+                    } else {
+                        counts.moved(carried.way, carried.intent, len_bytes);
+                        counts.moved_one_sided(len_bytes);
+                    }
                     state.scheduler.on_answered(id, now);
                 }
-                Some(error) => {
+                Some(Failure::Refused(refusal)) => {
+                    state.scheduler.on_refused(id, refusal, 0, now);
+                }
+                Some(Failure::Barred) => state.scheduler.on_note_barred(id),
+                Some(Failure::Request(error)) => {
                     tracing::debug!(%error, "a slice between memories");
                     if error == RequestError::Failed(Status::RemoteAccess) {
                         let slice = state.scheduler.slice(id);

@@ -14,6 +14,7 @@ use super::super::Inner;
 use super::super::peer::asking_peer;
 use super::super::registry::Content;
 use super::super::siblings::{Hosted, Presences, answer_in_task};
+use super::acceptor::Made;
 use super::{AnyWindow, Counted, CountedWindow};
 use crate::adapters::Adapter;
 
@@ -36,6 +37,8 @@ pub(in crate::engine) struct Asks {
     /// Which of our adapters.
     pub(in crate::engine) adapter: u16,
     pub(in crate::engine) message: Vec<u8>,
+    /// Whether it is to be heard what comes over the queue pair.
+    pub(in crate::engine) tells: bool,
 }
 
 impl Inner {
@@ -73,15 +76,25 @@ impl Inner {
         let asker = (asks.session, asking_peer(asks.connection));
         let asker = self.alive.siblings().presences.find(asker);
         let asker = asker.ok_or(Refusal::Session)?;
+        let telling = self.rdma.telling(asks.adapter.into());
+        let telling = telling.filter(|_| asks.tells);
+        if asks.tells && telling.is_none() {
+            return Err(Refusal::Elsewhere);
+        }
         let options = &self.options.rdma;
         let pairing = Pairing {
             connection: asks.connection,
             adapter: asks.adapter,
             message: &asks.message,
         };
-        let (most, patience) = (options.queue_pairs_max, options.patience);
+        let made = Made {
+            adapter,
+            messages: telling.map(|telling| telling.messages()),
+            queue_pairs_max: options.queue_pairs_max,
+            patience: options.patience,
+        };
         let acceptor = self.rdma.acceptor();
-        acceptor.step(adapter, (asks.session, asker), pairing, most, patience)
+        acceptor.step(&made, (asks.session, asker), pairing)
     }
 
     /// Ends the queue pairs of those who have no connection to any core any more, as long as this one runs.

@@ -109,7 +109,7 @@ impl Notices {
         }
     }
 
-    /// A notification that came over a connection: queued, unless it was before.
+    /// A notification that came over a connection, or by a message: queued, unless it was before.
     pub(in crate::engine) fn deliver(
         &self,
         session: u64,
@@ -117,7 +117,9 @@ impl Notices {
         bytes: Vec<u8>,
     ) -> Result<(), Refusal> {
         let mut state = self.state();
-        let heard = &state.heard[&session].notes;
+        // By a message it may come after the last connection has ended.
+        let heard = state.heard.get(&session).ok_or(Refusal::Session)?;
+        let heard = &heard.notes;
         if heard.contains(&note) {
             return Ok(());
         }
@@ -127,7 +129,7 @@ impl Notices {
         }
         let from = session;
         self.queue(&mut state, Notification { from, bytes })?;
-        let heard = state.heard.get_mut(&session).expect("it has a connection");
+        let heard = state.heard.get_mut(&session).expect("just looked at");
         heard.notes.insert(note);
         if heard.notes.len() > NOTES_MAX {
             heard.notes.pop_first();

@@ -214,6 +214,17 @@ mod tests {
     }
 
     #[test]
+    fn nothing_follows_what_was_lost() {
+        let mut scheduler = connected(1);
+        submit(&mut scheduler, vec![write(100)]);
+        let under_way = told(&mut scheduler, 1);
+        scheduler.on_refused(under_way[1].0, Refusal::Busy, 0, at(1));
+        assert_eq!(scheduler.ready.len(), 1, "it follows, after a pause");
+        scheduler.on_lost(under_way[0].0, at(1));
+        assert!(scheduler.ready.is_empty(), "it waits for a fence");
+    }
+
+    #[test]
     fn notifications_under_way_on_one_rail_are_bounded_as_slices_are() {
         let mut scheduler = connected(1);
         let most = SchedulerOptions::default().one_sided_rail.slices_max as usize;

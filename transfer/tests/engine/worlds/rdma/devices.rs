@@ -147,7 +147,7 @@ fn a_devices_memory_is_given_back_while_adapters_reach_it() {
         let left: usize = (0..2)
             .map(|device| scene.fabric.registrations(device))
             .sum();
-        assert_eq!(left, 0, "seed {seed}");
+        assert_eq!(left, 2, "seed {seed}: where each adapter's messages come");
         let (done, error, statistics) = scene.run(30, &outcome);
         assert!(done > 0 && statistics.one_sided_bytes > 0, "seed {seed}");
         let stale = Cause::Refused(Refusal::Stale);

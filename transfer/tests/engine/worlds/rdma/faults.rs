@@ -89,7 +89,7 @@ fn check(model: &[Piece], found: &[u8], seed: u64, round: u8) {
 }
 
 /// Something that goes wrong at one of the adapters.
-fn strike(fabric: &Fabric, adapters: usize, random: &mut SplitMix64) {
+pub(super) fn strike(fabric: &Fabric, adapters: usize, random: &mut SplitMix64) {
     let count = u32::try_from(2 * adapters).expect("few");
     let device = random.below(count) as usize;
     let pairs = fabric.queue_pairs(device);

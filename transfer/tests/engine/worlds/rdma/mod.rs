@@ -4,6 +4,7 @@ mod bounds;
 mod cores;
 mod devices;
 mod faults;
+mod telling;
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -39,6 +40,8 @@ pub(crate) struct Scene {
     client: ProcessId,
     /// What the server was notified of.
     pub(crate) notes: Rc<RefCell<Vec<Vec<u8>>>>,
+    /// The first and the last byte of its memory, when it was.
+    landed: Rc<RefCell<Vec<(u8, u8)>>>,
     /// The server's engine.
     pub(crate) engine: Rc<RefCell<Option<Engine>>>,
 }
@@ -61,6 +64,21 @@ impl Scene {
         len: usize,
         rdma: RdmaOptions,
     ) -> Self {
+        let server = EngineOptions {
+            listen: addresses(),
+            rdma,
+            ..guarded()
+        };
+        Self::of(seed, [theirs, ours], len, server)
+    }
+
+    /// The same, of a server with these options.
+    fn of(
+        seed: u64,
+        [theirs, ours]: [usize; 2],
+        len: usize,
+        server_options: EngineOptions,
+    ) -> Self {
         let options = WorldOptions {
             bytes_per_second: 50_000_000,
             losses_per_mille: 0,
@@ -78,21 +96,21 @@ impl Scene {
         let (notes, engine): (Rc<RefCell<Vec<_>>>, Rc<RefCell<Option<Engine>>>) =
             Default::default();
         let (heard, started) = (Rc::clone(&notes), Rc::clone(&engine));
+        let landed: Rc<RefCell<Vec<_>>> = Rc::default();
+        let seen = Rc::clone(&landed);
         let reached = fabric.clone();
         drop(world.spawn(server, 0, move || async move {
-            let options = EngineOptions {
-                listen: addresses(),
-                rdma,
-                ..guarded()
-            };
-            let engine = Engine::start_with(options, contexts(&reached, 0, theirs));
+            let engine = Engine::start_with(server_options, contexts(&reached, 0, theirs));
             let engine = engine.expect("an engine");
-            let registered = engine.register(memory(len), &RegisterOptions::named("kv"));
+            let memory = memory(len);
+            let registered = engine.register(memory.clone(), &RegisterOptions::named("kv"));
             registered.expect("registered");
             *started.borrow_mut() = Some(engine.clone());
             loop {
                 let notification = engine.notified().await;
                 heard.borrow_mut().push(notification.bytes);
+                let byte = |at: usize| memory.slice(at, 1).to_vec()[0];
+                seen.borrow_mut().push((byte(0), byte(len - 1)));
             }
         }));
         world.run_for(Duration::from_millis(10));
@@ -104,6 +122,7 @@ impl Scene {
             server,
             client,
             notes,
+            landed,
             engine,
         }
     }
@@ -112,10 +131,20 @@ impl Scene {
         &mut self,
         start: impl FnOnce(Engine, Peer, RemoteSegment) -> F + 'static,
     ) -> Outcome<F::Output> {
+        self.spawn_with(RdmaOptions::default(), start)
+    }
+
+    /// The same, with these options of the client's.
+    fn spawn_with<F: Future + 'static>(
+        &mut self,
+        rdma: RdmaOptions,
+        start: impl FnOnce(Engine, Peer, RemoteSegment) -> F + 'static,
+    ) -> Outcome<F::Output> {
         let (fabric, first, count) = (self.fabric.clone(), self.theirs, self.adapters);
         self.world.spawn(self.client, 0, move || async move {
             let ours = contexts(&fabric, first, count);
-            let engine = Engine::start_with(guarded(), ours).expect("an engine");
+            let options = EngineOptions { rdma, ..guarded() };
+            let engine = Engine::start_with(options, ours).expect("an engine");
             let peer = engine.open(&addresses()).await.expect("a peer");
             let remote = peer.segment("kv").await.expect("a segment");
             start(engine, peer, remote).await
