@@ -129,7 +129,7 @@ impl Adapter {
     /// # Errors
     /// As [`asking`](Self::asking).
     pub fn telling(&self, receives: &SharedReceives) -> Result<QueuePair<Unconnected>, SetupError> {
-        self.sharing(receives, Access::default())
+        self.sharing(receives, self.requests_max, Access::default())
     }
 
     /// A queue pair over which a peer asks, and we do not.
@@ -140,13 +140,25 @@ impl Adapter {
         self.pair(2, READ_AND_WRITTEN)
     }
 
+    /// The same, and what the peer asks by messages at `receives` we answer, so many at a time.
+    ///
+    /// # Errors
+    /// As [`asking`](Self::asking).
+    pub fn answering(
+        &self,
+        receives: &SharedReceives,
+        answers: u32,
+    ) -> Result<QueuePair<Unconnected>, SetupError> {
+        self.sharing(receives, answers, READ_AND_WRITTEN)
+    }
+
     /// A queue pair over which both sides ask: we read memory of the peer's, and it reads and writes ours, of which its
     /// immediates tell at `receives`, where its messages come as well.
     ///
     /// # Errors
     /// As [`asking`](Self::asking).
     pub fn written(&self, receives: &SharedReceives) -> Result<QueuePair<Unconnected>, SetupError> {
-        self.sharing(receives, READ_AND_WRITTEN)
+        self.sharing(receives, self.requests_max, READ_AND_WRITTEN)
     }
 
     /// A queue pair over which we read and write memory of the peer's, and it reads ours. Its messages, if it sends any, come
@@ -164,7 +176,7 @@ impl Adapter {
         };
         match receives {
             None => self.pair(self.requests_max, access),
-            Some(receives) => self.sharing(receives, access),
+            Some(receives) => self.sharing(receives, self.requests_max, access),
         }
     }
 
@@ -179,9 +191,10 @@ impl Adapter {
     fn sharing(
         &self,
         receives: &SharedReceives,
+        sends: u32,
         access: Access,
     ) -> Result<QueuePair<Unconnected>, SetupError> {
-        let (mut random, sizes) = (self.random.borrow_mut(), sizes(self.requests_max));
+        let (mut random, sizes) = (self.random.borrow_mut(), sizes(sends));
         QueuePair::sharing(&self.context, receives, sizes, access, &mut random)
     }
 

@@ -143,6 +143,8 @@ fn bytes_go_over_both_rails_also_when_the_link_goes_away_meanwhile() {
         }
         let moved = client.statistics().one_sided_bytes;
         assert_eq!(moved, 4 * LEN as u64, "all by adapters");
+        let told = client.statistics().one_sided_notes;
+        assert_eq!(told, 4, "by messages, each once");
         assert_eq!((one_sided_up(&peer), server.accepted_queue_pairs()), (2, 2));
         assert_eq!(server.notified().await.bytes, b"over");
         let flapping = lunette_runtime::spawn_local(async {

@@ -6,27 +6,44 @@ use std::rc::Rc;
 use std::sync::Weak;
 
 use lunette_runtime::time;
-use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::engine::message::Refusal;
 use lunette_transfer_proto::engine::one_sided::Pairing;
-use lunette_transfer_proto::frame::FrameKind;
-use lunette_transfer_proto::message;
 use lunette_verbs::connect::{Exchange, HANDSHAKE_MAX};
 use lunette_verbs::{Patience, QueuePair, Ready};
 
 use super::super::peer::is_same_rail;
 use super::super::siblings::Presence;
-use super::telling::ToldFault;
-use crate::adapters::{Adapter, Messages};
+use crate::adapters::{ASKED_MAX, Adapter, Messages};
 
 /// By the session's epoch, and what its peer calls the connection.
 type Name = (u64, u64);
 
+type Pairs = BTreeMap<Name, Accepted>;
+
+/// A queue pair over which something was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Over {
+    name: Name,
+    adapter: u16,
+    number: u32,
+}
+
+impl Over {
+    /// The session of who tells.
+    pub(super) const fn session(self) -> u64 {
+        self.name.0
+    }
+}
+
+/// Queue pairs that tell, of one adapter: with the room for their answers they take half of what it completes. Those
+/// of more peers leave notifications to the streams.
+const TELLING_MAX: usize = 256;
+
 /// The queue pairs of those who came.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Acceptor {
-    pairs: RefCell<BTreeMap<Name, Accepted>>,
+    pairs: RefCell<Pairs>,
     /// The names of those that tell, and of some that have ended, by adapter and number.
     telling: RefCell<BTreeMap<(u16, u32), Name>>,
 }
@@ -45,6 +62,7 @@ struct Accepted {
     /// It ends with it.
     asker: Weak<Presence>,
     adapter: u16,
+    tells: bool,
     began: Time,
     state: State,
 }
@@ -59,7 +77,7 @@ impl Accepted {
     fn new(asker: Weak<Presence>, index: u16, now: Time, made: &Made<'_>) -> Result<Self, Refusal> {
         let pair = match made.messages {
             None => made.adapter.asked(),
-            Some(messages) => made.adapter.written(messages.receives()),
+            Some(messages) => made.adapter.answering(messages.receives(), ASKED_MAX),
         };
         let pair = pair.map_err(|error| {
             tracing::warn!(%error, "no queue pair for a peer");
@@ -71,10 +89,33 @@ impl Accepted {
         Ok(Self {
             asker,
             adapter: index,
+            tells: made.messages.is_some(),
             began: now,
             state: State::Shaking(Box::new(exchange)),
         })
     }
+}
+
+/// A rail has one queue pair: an earlier one is of no use to anybody, nor is one that was never finished.
+fn make_room(pairs: &mut Pairs, name: Name, now: Time) {
+    pairs.retain(|&(epoch, number), accepted| {
+        let is_shaking = matches!(accepted.state, State::Shaking(_));
+        let is_late = is_shaking && accepted.began + HANDSHAKE_MAX <= now;
+        let is_earlier = epoch == name.0 && is_same_rail(number, name.1);
+        !is_late && !is_earlier
+    });
+}
+
+/// Whether there may be one more of a session and an adapter.
+fn has_room(pairs: &Pairs, session: u64, adapter: u16, made: &Made<'_>) -> Result<(), Refusal> {
+    let here = pairs.iter().filter(|(_, found)| found.adapter == adapter);
+    if here.clone().filter(|(name, _)| name.0 == session).count() >= made.queue_pairs_max {
+        return Err(Refusal::Busy);
+    }
+    if made.messages.is_some() && here.filter(|(_, found)| found.tells).count() >= TELLING_MAX {
+        return Err(Refusal::Elsewhere);
+    }
+    Ok(())
 }
 
 impl Acceptor {
@@ -89,19 +130,8 @@ impl Acceptor {
         let name = (session, pairing.connection);
         let mut pairs = self.pairs.borrow_mut();
         if !pairs.contains_key(&name) {
-            // A rail has one queue pair: an earlier one is of no use to anybody.
-            pairs.retain(|&(epoch, number), accepted| {
-                let is_late = matches!(accepted.state, State::Shaking(_))
-                    && accepted.began + HANDSHAKE_MAX <= now;
-                let is_earlier = epoch == session && is_same_rail(number, pairing.connection);
-                !is_late && !is_earlier
-            });
-            let of_both = |(name, accepted): &(&Name, &Accepted)| {
-                name.0 == session && accepted.adapter == pairing.adapter
-            };
-            if pairs.iter().filter(of_both).count() >= made.queue_pairs_max {
-                return Err(Refusal::Busy);
-            }
+            make_room(&mut pairs, name, now);
+            has_room(&pairs, session, pairing.adapter, made)?;
             let accepted = Accepted::new(asker, pairing.adapter, now, made)?;
             pairs.insert(name, accepted);
         }
@@ -112,15 +142,13 @@ impl Acceptor {
         let step = exchange.step(now, Some(pairing.message));
         match step.outcome {
             Ok(Some(pair)) => {
-                if made.messages.is_some()
-                    && let Some(number) = pair.number()
-                {
-                    let mut telling = self.telling.borrow_mut();
-                    telling.insert((pairing.adapter, number), name);
-                }
+                let number = pair.number().filter(|_| accepted.tells);
                 accepted.state = State::Ready(pair);
                 let mut telling = self.telling.borrow_mut();
+                // Of those that have ended, the names go.
                 telling.retain(|_, name| pairs.contains_key(name));
+                let number = number.map(|number| (pairing.adapter, number));
+                telling.extend(number.map(|number| (number, name)));
             }
             Ok(None) => {}
             Err(error) => {
@@ -131,42 +159,37 @@ impl Acceptor {
         Ok(step.message.unwrap_or_default())
     }
 
-    /// Answers what has come over a queue pair, by what `told` says of it: of whose session it is, and whether that has
-    /// a connection. One whose peer does not keep to the rules is broken off.
-    pub(super) fn hear(
-        &self,
-        (adapter, number): (u16, u32),
-        messages: &Messages,
-        told: impl FnOnce(u64, bool) -> Result<(RequestId, u16), ToldFault>,
-    ) {
-        let name = self.telling.borrow().get(&(adapter, number)).copied();
+    /// Over which queue pair a message came to this adapter; `None` if that has ended.
+    pub(super) fn over(&self, adapter: u16, number: u32) -> Option<Over> {
+        let name = *self.telling.borrow().get(&(adapter, number))?;
+        let over = Over {
+            name,
+            adapter,
+            number,
+        };
+        self.with(over, |_| over)
+    }
+
+    /// Whether who tells over it has a connection.
+    pub(super) fn is_there(&self, over: Over) -> bool {
         let pairs = self.pairs.borrow();
-        let accepted = name.and_then(|name| Some((name.0, pairs.get(&name)?)));
-        let Some((session, accepted)) = accepted else {
-            return tracing::debug!(number, "a message of a queue pair that has ended");
-        };
+        let accepted = pairs.get(&over.name);
+        accepted.is_some_and(|accepted| accepted.asker.strong_count() > 0)
+    }
+
+    /// What comes of something with a queue pair over which a message came; `None` if it has ended.
+    pub(super) fn with<T>(
+        &self,
+        over: Over,
+        some: impl FnOnce(&QueuePair<Ready>) -> T,
+    ) -> Option<T> {
+        let pairs = self.pairs.borrow();
+        let accepted = pairs.get(&over.name)?;
         let State::Ready(pair) = &accepted.state else {
-            return tracing::debug!(number, "a message of a queue pair that has not begun");
+            return None;
         };
-        if accepted.adapter != adapter || pair.number() != Some(number) {
-            return tracing::debug!(number, "a message of a queue pair that has ended");
-        }
-        let is_there = accepted.asker.strong_count() > 0;
-        let (id, status) = match told(session, is_there) {
-            Ok(answer) => answer,
-            Err(fault) => {
-                tracing::warn!(number, %fault, "a peer's queue pair is broken off");
-                return pair.abort();
-            }
-        };
-        let mut out = Vec::new();
-        let is_short = message::encode(&mut out, FrameKind::Response, status, id, &[]);
-        assert!(is_short, "a status is a message");
-        match messages.send(pair, &out) {
-            // If it does not arrive, the queue pair ends, and its peer tells again.
-            Some(sent) => drop(sent),
-            None => pair.abort(),
-        }
+        let is_it = accepted.adapter == over.adapter && pair.number() == Some(over.number);
+        is_it.then(|| some(pair))
     }
 
     /// Ends a queue pair: nothing that its peer sent over it lands any more.

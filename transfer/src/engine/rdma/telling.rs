@@ -27,6 +27,7 @@ use lunette_verbs::{QueuePair, Ready, SetupError};
 use thiserror::Error;
 
 use super::super::Inner;
+use super::acceptor::Over;
 use super::rail::Rail;
 use crate::adapters::{ASKED_MAX, Adapter, Asked, AskedFault, Asking, Heard, Messages};
 
@@ -158,41 +159,64 @@ impl Inner {
             return rail.on_message(bytes);
         }
         let acceptor = self.rdma.acceptor();
-        let told = |session, is_there| self.on_told(session, is_there, bytes);
-        acceptor.hear((adapter, number), &telling.messages, told);
+        let Some(over) = acceptor.over(adapter, number) else {
+            return tracing::debug!(number, "a message of a queue pair that has ended");
+        };
+        let told = self.on_told(over, bytes);
+        let answer = |pair: &QueuePair<Ready>| match told {
+            Ok((id, status)) => {
+                let mut out = Vec::new();
+                let is_short = message::encode(&mut out, FrameKind::Response, status, id, &[]);
+                assert!(is_short, "a status is a message");
+                match telling.messages.send(pair, &out) {
+                    // If it does not arrive, the queue pair ends, and its peer tells again.
+                    Some(sent) => drop(sent),
+                    None => pair.abort(),
+                }
+            }
+            Err(fault) => {
+                tracing::warn!(?over, %fault, "a peer's queue pair is broken off");
+                pair.abort();
+            }
+        };
+        acceptor.with(over, answer);
     }
 
     /// A peer tells something. What it is answered.
-    fn on_told(
-        &self,
-        session: u64,
-        is_there: bool,
-        bytes: &[u8],
-    ) -> Result<(RequestId, u16), ToldFault> {
-        let frame = message::decode(bytes)?;
-        if frame.header.kind != FrameKind::Request {
-            return Err(ToldFault::NoRequest);
-        }
-        let delivered = match note_of(frame.header.code, frame.body) {
-            Ok(Note { id, bytes }) if is_there => {
+    fn on_told(&self, over: Over, bytes: &[u8]) -> Result<(RequestId, u16), ToldFault> {
+        let (id, note) = told(bytes)?;
+        let delivered = match note {
+            // Who has no connection any more has nothing that would end what it is remembered by.
+            Ok(_) if !self.rdma.acceptor().is_there(over) => Err(Refusal::Session),
+            Ok(Note { id, bytes }) => {
                 let notices = &self.alive.siblings().notices;
-                notices.deliver(session, id, bytes.to_vec())
+                notices.deliver(over.session(), id, bytes.to_vec())
             }
-            Ok(_) => Err(Refusal::Session),
             Err(fault) => {
                 tracing::debug!(%fault, "a message makes no sense");
                 Err(Refusal::Malformed)
             }
         };
-        let status = match delivered {
-            Ok(()) => 0,
-            Err(refusal) => {
+        let status = delivered.map_or_else(
+            |refusal| {
                 self.counts.refused();
                 refusal.to_wire()
-            }
-        };
-        Ok((frame.header.id, status))
+            },
+            |()| 0,
+        );
+        Ok((id, status))
     }
+}
+
+/// A request to be told something, and its number.
+type Told<'a> = (RequestId, Result<Note<'a>, BodyFault>);
+
+fn told(bytes: &[u8]) -> Result<Told<'_>, ToldFault> {
+    let frame = message::decode(bytes)?;
+    if frame.header.kind != FrameKind::Request {
+        return Err(ToldFault::NoRequest);
+    }
+    Ok((frame.header.id, note_of(frame.header.code, frame.body)))
 }
 
 /// The notification that is asked for.
@@ -218,6 +242,66 @@ async fn hear(inner: Weak<Inner>, adapter: u16, telling: Rc<Telling>) {
         };
         if let Err(error) = telling.messages.hear(take).await {
             return tracing::warn!(%error, "no messages come by an adapter any more");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(kind: FrameKind, op: Operation, body: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        assert!(message::encode(
+            &mut out,
+            kind,
+            op.to_wire(),
+            RequestId(7),
+            body
+        ));
+        out
+    }
+
+    #[test]
+    fn what_is_no_notification_is_refused_and_what_is_no_request_is_a_fault() {
+        let note = Note {
+            id: 3,
+            bytes: b"done",
+        };
+        let mut body = Vec::new();
+        write_note(&mut body, Some(note));
+        let request = message(FrameKind::Request, Operation::Notify, &body);
+        let (id, found) = told(&request).expect("a request");
+        assert_eq!(
+            (id, found.map(|note| (note.id, note.bytes))),
+            (RequestId(7), Ok((3, note.bytes)))
+        );
+        let mut nothing = Vec::new();
+        write_note(&mut nothing, None);
+        for wrong in [
+            &nothing,
+            &body[..body.len() - 1],
+            &[&body[..], &[0]].concat(),
+        ] {
+            let request = message(FrameKind::Request, Operation::Notify, wrong);
+            let (id, found) = told(&request).expect("a request");
+            assert!(id == RequestId(7) && found.is_err(), "{wrong:?}");
+        }
+        for op in Operation::ALL
+            .into_iter()
+            .filter(|op| *op != Operation::Notify)
+        {
+            let request = message(FrameKind::Request, op, &body);
+            let (_, found) = told(&request).expect("a request");
+            assert!(found.is_err(), "{op:?}");
+        }
+        let answer = message(FrameKind::Response, Operation::Notify, &body);
+        assert_eq!(told(&answer).err(), Some(ToldFault::NoRequest));
+        for len in 0..request.len() {
+            assert!(
+                matches!(told(&request[..len]), Err(ToldFault::Message(_))),
+                "{len}"
+            );
         }
     }
 }

@@ -76,6 +76,16 @@ fn a_notification_comes_behind_its_bytes_without_a_round_trip_more() {
     }
 }
 
+#[test]
+fn a_notification_waits_with_the_requests_that_find_no_room() {
+    let few = RdmaOptions {
+        requests_max: 2,
+        ..RdmaOptions::default()
+    };
+    let (_, statistics, _) = fills(Scene::new(9, 1, LEN), few, 8);
+    assert_eq!(statistics.one_sided_notes, 40);
+}
+
 /// Options of who hears and sends no messages.
 fn silent() -> RdmaOptions {
     RdmaOptions {
@@ -134,6 +144,37 @@ fn of_many_at_a_time_each_comes_once_also_where_few_requests_may_be_under_way() 
         assert_eq!(told, once, "{requests_max} requests");
         assert!(by_messages > 32, "{by_messages} of {requests_max}");
     }
+}
+
+#[test]
+fn so_many_queue_pairs_of_an_adapter_tell_and_those_of_more_peers_leave_that_to_streams() {
+    let all_peers = RdmaOptions {
+        queue_pairs_max: 1_000,
+        ..RdmaOptions::default()
+    };
+    let mut scene = Scene::with(8, [1, 1], LEN, all_peers);
+    let few = RdmaOptions {
+        requests_max: 8,
+        ..RdmaOptions::default()
+    };
+    let outcome = scene.spawn_with(few, |engine, _, _| async move {
+        let (mut peers, mut told) = (Vec::new(), Vec::new());
+        for number in 0..260_u32 {
+            let peer = engine.open(&addresses()).await.expect("a peer");
+            let remote = peer.segment("kv").await.expect("a segment");
+            let filled = fill(&peer, &remote, 1, number.to_le_bytes().to_vec());
+            filled.await.expect("done");
+            peers.push(peer);
+            told.push(engine.statistics().one_sided_notes);
+        }
+        (told, engine.statistics().one_sided_bytes)
+    });
+    let (by_messages, bytes) = scene.run(600, &outcome);
+    assert_eq!(bytes, 260 * LEN as u64, "by adapters");
+    let most = 256;
+    assert_eq!((by_messages[255], by_messages[259]), (most, most));
+    let once: BTreeMap<u32, u32> = (0..260).map(|number| (number, 1)).collect();
+    assert_eq!(told(&scene), once);
 }
 
 #[test]
