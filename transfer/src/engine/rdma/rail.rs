@@ -222,7 +222,7 @@ impl Rail {
             ..
         } = &mut *state;
         match pair {
-            Some(pair) if waiting.is_empty() => {
+            Some(pair) if waiting.is_empty() && pair.credits() > 0 => {
                 let Some(told) = carried.tell(teller, pair) else {
                     return false;
                 };

@@ -86,6 +86,32 @@ fn a_notification_waits_with_the_requests_that_find_no_room() {
     assert_eq!(statistics.one_sided_notes, 40);
 }
 
+#[test]
+fn notifications_alone_find_room_as_others_arrive() {
+    let few = RdmaOptions {
+        requests_max: 2,
+        ..RdmaOptions::default()
+    };
+    let mut scene = Scene::new(10, 1, LEN);
+    let outcome = scene.spawn_with(few, |engine, peer, remote| async move {
+        fill(&peer, &remote, 1, vec![0xff; 4]).await.expect("done");
+        let post = |number: u32| {
+            let options = PostOptions {
+                notification: Some(number.to_le_bytes().to_vec()),
+                ..PostOptions::default()
+            };
+            peer.post(&Batch::new(), options).expect("posted")
+        };
+        let all: Vec<Transfer> = (0..30).map(post).collect();
+        for transfer in all {
+            transfer.await.expect("done");
+        }
+        engine.statistics().one_sided_notes
+    });
+    assert_eq!(scene.run(60, &outcome), 31);
+    assert_eq!(told(&scene).len(), 31);
+}
+
 /// Options of who hears and sends no messages.
 fn silent() -> RdmaOptions {
     RdmaOptions {
