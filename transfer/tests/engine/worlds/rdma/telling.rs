@@ -233,7 +233,7 @@ fn whatever_goes_wrong_with_adapters_who_is_told_is_told_once() {
             let mut random = SplitMix64::new(seed);
             let mut ends = Vec::new();
             while ends.len() < 120 {
-                let number = ends.len() as u32;
+                let number = u32::try_from(ends.len()).expect("few");
                 let count = 1 + random.below(4);
                 let post = |more| fill(&peer, &remote, 1, u32::to_le_bytes(number + more).to_vec());
                 let all: Vec<Transfer> = (0..count).map(post).collect();
