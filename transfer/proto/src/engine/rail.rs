@@ -34,7 +34,7 @@ const ANSWER_MEMORY: u32 = 8;
 /// An answer may take so many times as long as the slowest of late.
 const OVERDUE_TIMES: u32 = 2;
 /// No answer is overdue by less than this.
-const OVERDUE_MIN: Duration = Duration::from_millis(1);
+pub(super) const OVERDUE_MIN: Duration = Duration::from_millis(1);
 /// A rail that pauses is reckoned to be at most so many times slower than before.
 const RATE_LOSS_MAX: u64 = 16;
 

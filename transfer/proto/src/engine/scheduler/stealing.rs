@@ -14,7 +14,7 @@ use std::time::Duration;
 use lunette_runtime_core::time::Time;
 
 use super::{Action, CloseCause, Scheduler, SliceId, SliceState, UnderWay, is_one_sided};
-use crate::engine::rail::Carrier;
+use crate::engine::rail::{Carrier, OVERDUE_MIN, Rail};
 use crate::engine::segment::Way;
 
 /// A read must be sooner elsewhere by this factor.
@@ -38,6 +38,9 @@ struct Theft {
 impl Scheduler {
     /// Takes back what is overdue: one read, or all that is on the connection of a write.
     pub(super) fn steal(&mut self, now: Time) {
+        if !self.rails.iter().any(|rail| may_hold_up(rail, now)) {
+            return;
+        }
         let Some(theft) = self.next_theft(now).filter(|theft| theft.at <= now) else {
             return;
         };
@@ -76,13 +79,26 @@ impl Scheduler {
         });
     }
 
-    /// When something is to be taken back.
+    /// When something is to be taken back, or at which it is looked at again whether it is.
     pub(super) fn steal_at(&self, now: Time) -> Option<Time> {
-        self.next_theft(now).map(|theft| theft.at.max(now))
+        if self.is_nothing_to_steal() {
+            return None;
+        }
+        if self.rails.iter().any(|rail| may_hold_up(rail, now)) {
+            return self.next_theft(now).map(|theft| theft.at.max(now));
+        }
+        let waiting = self.rails.iter();
+        let waiting = waiting.filter_map(|rail| Some(rail.waits_since()? + patience_least(rail)));
+        waiting.min()
+    }
+
+    /// There is no other way, or something to give out.
+    fn is_nothing_to_steal(&self) -> bool {
+        self.rails.len() < 2 || !self.ready.is_empty()
     }
 
     fn next_theft(&self, now: Time) -> Option<Theft> {
-        if self.rails.len() < 2 || !self.ready.is_empty() {
+        if self.is_nothing_to_steal() {
             return None;
         }
         let thefts = self
@@ -155,6 +171,23 @@ impl Scheduler {
     }
 }
 
+/// However soon a slice would be through elsewhere, it is given as much time on its rail.
+fn patience_least(rail: &Rail) -> Duration {
+    match rail.carrier() {
+        Carrier::Stream => OVERDUE_MIN * READ_SOONER_TIMES,
+        // Nothing that adapters do is stopped by itself.
+        Carrier::OneSided => WRITE_PATIENCE_MIN,
+    }
+}
+
+/// Whether anything could be due that is on a rail. Mostly that is all that has to be looked at.
+fn may_hold_up(rail: &Rail, now: Time) -> bool {
+    rail.waits_since().is_some_and(|since| {
+        let least = patience_least(rail);
+        since + least <= now || rail.finish(0) > least
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::{at, connected, drain, finished, options, read, sent, write};
@@ -175,16 +208,28 @@ mod tests {
         (scheduler, under_way[1].0, under_way[1].1)
     }
 
+    /// What is to be done next, when nothing else happens, and when.
+    fn next_due(scheduler: &mut Scheduler, from: Time) -> (Time, Vec<Action>) {
+        let mut now = from;
+        loop {
+            let next = scheduler.poll_timeout(now);
+            let next = next.expect("it is looked at again");
+            assert!(now < next, "later each time");
+            now = next;
+            let actions = drain(scheduler, now);
+            if !actions.is_empty() {
+                return (now, actions);
+            }
+        }
+    }
+
     #[test]
     fn a_read_that_is_overdue_goes_another_way_when_it_has_been_stopped() {
         let (mut scheduler, late, from) = one_is_late([read(64 * 1024), read(64 * 1024)]);
         assert_eq!(drain(&mut scheduler, at(2)), [], "it is given time");
-        let due = scheduler
-            .poll_timeout(at(2))
-            .expect("it is looked at again");
-        assert!(at(2) < due && due < at(500), "{due:?}");
         let rate_before = scheduler.rails()[from].bytes_per_second();
-        let actions = drain(&mut scheduler, due);
+        let (due, actions) = next_due(&mut scheduler, at(2));
+        assert!(at(2) < due && due < at(500), "{due:?}");
         assert_eq!(actions, [Action::Stop { slice: late }]);
         assert!(scheduler.rails()[from].bytes_per_second() < rate_before);
         assert_eq!(drain(&mut scheduler, due), [], "not before it has stopped");
@@ -204,10 +249,7 @@ mod tests {
     #[test]
     fn one_that_is_answered_before_it_is_stopped_is_done() {
         let (mut scheduler, late, _) = one_is_late([read(64 * 1024), read(64 * 1024)]);
-        let due = scheduler
-            .poll_timeout(at(2))
-            .expect("it is looked at again");
-        assert_eq!(drain(&mut scheduler, due).len(), 1);
+        assert_eq!(next_due(&mut scheduler, at(2)).1.len(), 1);
         scheduler.on_answered(late, at(600));
         let ended = finished(&drain(&mut scheduler, at(600)));
         assert_eq!(ended.len(), 1);
@@ -218,18 +260,15 @@ mod tests {
     fn a_write_goes_another_way_when_the_peer_has_ended_its_connection_and_not_before() {
         let (mut scheduler, late, from) = one_is_late([write(64 * 1024), write(64 * 1024)]);
         assert_eq!(drain(&mut scheduler, at(2)), [], "it is given time");
-        let due = scheduler
-            .poll_timeout(at(2))
-            .expect("it is looked at again");
+        let connection = scheduler.rails()[from].connection();
+        let (due, actions) = next_due(&mut scheduler, at(2));
         let stall = scheduler.options.stall;
         assert!(at(2) < due && due < at(1) + stall, "{due:?}");
-        let connection = scheduler.rails()[from].connection();
         let close = Action::Close {
             rail: from,
             connection,
             cause: CloseCause::Overtaken,
         };
-        let actions = drain(&mut scheduler, due);
         assert_eq!(actions, [close], "its rail is left alone for a while");
         assert_eq!(drain(&mut scheduler, due), [], "it has not ended here");
         scheduler.on_lost(late, due);
