@@ -89,6 +89,35 @@ pub(super) fn peer_ip(socket: &Handle) -> Option<IpAddr> {
     }
 }
 
+/// Whether both ends are on this host.
+pub(super) fn is_within_host(socket: &Handle, peer: IpAddr) -> bool {
+    let peer = peer.to_canonical();
+    if peer.is_loopback() {
+        return true;
+    }
+    let Handle::System(fd) = socket else {
+        return false;
+    };
+    let here = net::getsockname(fd).ok();
+    let here = here.and_then(|here| SocketAddr::try_from(here).ok());
+    here.is_some_and(|here| here.ip().to_canonical() == peer)
+}
+
+/// How the system sends within a host, where nothing is congested and nothing is lost: what is there, at once. An
+/// algorithm that paces by what it has measured (BBR) sends at half the speed over some connections for as long as they
+/// last, because that is what it has measured.
+const WITHIN_HOST: &str = "reno";
+
+/// Sends what there is, at once, if both ends are on this host.
+pub(super) fn set_unpaced(socket: &Rc<Descriptor>) {
+    if let Handle::System(fd) = socket.handle()
+        && let Err(errno) = sockopt::set_tcp_congestion(fd, WITHIN_HOST)
+    {
+        // A socket without the option still works.
+        tracing::debug!(%errno, "TCP_CONGESTION");
+    }
+}
+
 /// Latency before throughput. A simulated network knows nothing else.
 pub(super) fn set_no_delay(socket: &Rc<Descriptor>) {
     if let Handle::System(fd) = socket.handle()

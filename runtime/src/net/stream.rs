@@ -44,7 +44,8 @@ pub struct ConnectOptions {
 }
 
 impl TcpStream {
-    /// Connects to `address`, with `TCP_NODELAY` set.
+    /// Connects to `address`, with `TCP_NODELAY` set, and, where both ends are on this host, without pacing
+    /// (`TCP_CONGESTION` is `reno` there, whatever the system's default is; so it is of accepted connections).
     ///
     /// # Errors
     /// [`OpError::Os`] with the system's reason (`ECONNREFUSED`, `ETIMEDOUT`, ...).
@@ -95,8 +96,12 @@ impl TcpStream {
 
     fn with_defaults(fd: Rc<Descriptor>, peer: Option<IpAddr>) -> Self {
         socket::set_no_delay(&fd);
-        // Loopback copies in any case, and pays for the notice beside it.
-        let is_remote = peer.is_some_and(|ip| !ip.to_canonical().is_loopback());
+        let is_here = peer.map(|ip| socket::is_within_host(fd.handle(), ip));
+        if is_here == Some(true) {
+            socket::set_unpaced(&fd);
+        }
+        // Within a host bytes are copied in any case, and the notice beside that is paid for.
+        let is_remote = is_here == Some(false);
         Self {
             fd,
             zero_copy_min: is_remote.then_some(ZERO_COPY_BYTES_MIN),
