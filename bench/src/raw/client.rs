@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use super::ring::Ring;
+use super::set_up;
 
 /// A connection to a raw server.
 pub(crate) struct RawClient {
@@ -24,7 +25,7 @@ impl RawClient {
         spin: Duration,
     ) -> io::Result<Self> {
         let stream = TcpStream::connect(server)?;
-        stream.set_nodelay(true)?;
+        set_up(&stream)?;
         let ring = Ring::new(stream.as_raw_fd(), spin)?;
         let (request, reply) = (vec![1; request_bytes], vec![0; reply_bytes]);
         Ok(Self {

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use super::ring::Ring;
+use super::set_up;
 
 /// Answers each request of `request_bytes` with `reply_bytes`, on the next connection, to its end.
 pub(crate) fn serve(
@@ -15,7 +16,7 @@ pub(crate) fn serve(
     spin: Duration,
 ) -> io::Result<()> {
     let (stream, _) = listener.accept()?;
-    stream.set_nodelay(true)?;
+    set_up(&stream)?;
     let mut ring = Ring::new(stream.as_raw_fd(), spin)?;
     let mut request = vec![0; request_bytes];
     let reply = vec![2; reply_bytes];
