@@ -106,7 +106,7 @@ pub(super) fn is_within_host(socket: &Handle, peer: IpAddr) -> bool {
 /// How the system sends within a host, where nothing is congested and nothing is lost: what is there, at once. An
 /// algorithm that paces by what it has measured (BBR) sends at half the speed over some connections for as long as they
 /// last, because that is what it has measured.
-const WITHIN_HOST: &str = "reno";
+pub(super) const WITHIN_HOST: &str = "reno";
 
 /// Sends what there is, at once, if both ends are on this host.
 pub(super) fn set_unpaced(socket: &Rc<Descriptor>) {

@@ -265,3 +265,36 @@ impl TcpStream {
         Ok(socket::set_send_buffer(&self.fd, len_bytes)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::sockopt;
+
+    use super::*;
+    use crate::net::{TcpListener, interface_addresses};
+    use crate::{CoreOptions, block_on, spawn_local};
+
+    #[test]
+    fn what_stays_on_this_host_is_not_paced_whichever_of_its_addresses_it_goes_by() {
+        let own = interface_addresses().expect("addresses");
+        let own = own.into_iter().map(|found| found.ip);
+        // One of a link alone would have to be told which.
+        let all: Vec<IpAddr> = own.filter(IpAddr::is_ipv4).collect();
+        assert!(all.iter().any(IpAddr::is_loopback), "{all:?}");
+        let test = || async move {
+            for ip in all {
+                let listener = TcpListener::bind(SocketAddr::new(ip, 0)).expect("a port");
+                let address = listener.local_addr();
+                let accepted = spawn_local(async move { listener.accept().await });
+                let client = TcpStream::connect(address).await.expect("connected");
+                let server = accepted.await.expect("a task").expect("accepted");
+                for end in [client, server] {
+                    let how = sockopt::tcp_congestion(end.fd.system());
+                    assert_eq!(how.as_deref(), Ok(socket::WITHIN_HOST), "by {ip}");
+                    assert_eq!(end.zero_copy_min, None, "by {ip}");
+                }
+            }
+        };
+        block_on(None, CoreOptions::default(), test).expect("a core");
+    }
+}
