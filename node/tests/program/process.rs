@@ -1,7 +1,7 @@
 //! Starting the program, waiting for it, finding what it left behind.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -89,7 +89,11 @@ pub(crate) fn run_with_input(arguments: &[&str], input: &[u8]) -> Finished {
         .spawn()
         .expect("it starts");
     let mut stdin = child.stdin.take().expect("it is piped");
-    stdin.write_all(input).expect("it reads");
+    match stdin.write_all(input) {
+        // It has ended, and says why.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written.expect("it reads"),
+    }
     drop(stdin);
     Finished::of(child.wait_with_output().expect("it ends"))
 }

@@ -66,7 +66,9 @@ struct Waiter {
     waker: Option<Waker>,
 }
 
-/// The requests of one queue pair. See the [module](self).
+/// The requests of one queue pair: a message each, and a message for each answer. They end with it.
+///
+/// A request that is lost has been carried out, or has not: only what may be asked twice goes this way.
 pub struct Asked {
     table: RefCell<Calls<usize>>,
     waiters: RefCell<Table<Waiter>>,
