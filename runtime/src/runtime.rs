@@ -23,6 +23,9 @@ use crate::pending::{SPIN, wait};
 use crate::process;
 use crate::topology::{self, CoreClaim, PinError, TooFewCpus};
 
+/// When a core is asked to stop again that has too many messages waiting.
+const STOP_AGAIN: Duration = Duration::from_millis(1);
+
 /// Where cores run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placement {
@@ -244,8 +247,7 @@ impl Runtime {
 
     fn stop_all(&mut self) -> Result<(), CorePanicked> {
         for inbox in self.inboxes.iter() {
-            // A core that panicked takes no message; it has ended already.
-            drop(mesh::send(inbox, || async { Core::current().stop() }));
+            stop(inbox);
         }
         let mut result = Ok(());
         for (index, thread) in self.threads.drain(..).enumerate() {
@@ -280,6 +282,20 @@ impl<T> Answer<T> {
     /// [`MeshError::ShutDown`] or [`MeshError::Poisoned`]: the core ended before the task did.
     pub fn wait(self) -> Result<T, MeshError> {
         wait(self.receiver, SPIN).map_err(|_| self.inbox.why_closed())
+    }
+}
+
+/// Asks a core to stop. That needs no task of it: it may have as many as it takes.
+fn stop(inbox: &Arc<Inbox>) {
+    let ask = || {
+        mesh::send(inbox, || {
+            Core::current().stop();
+            async {}
+        })
+    };
+    // A core that panicked takes no message; it has ended already.
+    while ask().is_err_and(|error| error.is_backpressure()) {
+        thread::sleep(STOP_AGAIN);
     }
 }
 

@@ -252,6 +252,29 @@ fn a_panic_ends_its_core_alone_and_is_reported() {
 }
 
 #[test]
+fn a_core_stops_that_takes_no_more_tasks() {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = cores(1, Idle::default());
+        let (said, hears) = std::sync::mpsc::channel();
+        let filling = runtime.spawn_on(CoreIndex(0), move || async move {
+            while can_spawn() {
+                drop(spawn_local(pending::<()>()));
+            }
+            said.send(()).expect("it is heard");
+            // It is one of them itself.
+            pending::<()>().await;
+        });
+        drop(filling.expect("a core"));
+        hears.recv().expect("it is full");
+        drop(runtime);
+        drop(done.send(()));
+    });
+    let ended = ended.recv_timeout(Duration::from_secs(60));
+    assert!(ended.is_ok(), "it waits for a core that does not stop");
+}
+
+#[test]
 fn impossible_placements_are_refused() {
     let start = |placement| Runtime::start(&placement, CoreOptions::default());
     assert!(matches!(
