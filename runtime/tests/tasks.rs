@@ -268,7 +268,7 @@ fn a_core_stops_that_takes_no_more_tasks() {
         drop(filling.expect("a core"));
         hears.recv().expect("it is full");
         drop(runtime);
-        drop(done.send(()));
+        done.send(()).expect("it is waited for");
     });
     let ended = ended.recv_timeout(Duration::from_secs(60));
     assert!(ended.is_ok(), "it waits for a core that does not stop");
