@@ -12,13 +12,13 @@ use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::time;
 use lunette_transfer::Reply;
+use lunette_transfer::adapters::{Answered, Asking as Request, Lost};
 
 use super::super::asking::Asking;
 use super::super::calls::{Called, called_of};
 use super::ByAdapters;
 use crate::rails::Rail;
 use crate::seats::Link;
-use lunette_transfer::adapters::{Answered, Asking as Request, Lost};
 
 /// How long an answer is waited for that brings no bytes, and takes its home no time. One that takes longer is asked
 /// for over the connection besides.

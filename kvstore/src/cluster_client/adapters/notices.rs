@@ -11,7 +11,7 @@ use lunette_kvstore_proto::pushed::{PushEvent, PushStep, PushedGet};
 use lunette_runtime::arena::{Arena, ArenaOptions, CHUNK_BYTES_MIN, Exposed, HugePages};
 use lunette_runtime::time;
 use lunette_runtime_core::carve::GRANULE_BYTES;
-use lunette_transfer::adapters::{Adapter, Adapters, Heard as Arrived, Messages};
+use lunette_transfer::adapters::{Adapter, Adapters, Asked, Heard as Arrived, Messages};
 use lunette_verbs::{Access, ExposedWindow, Piece, SetupError, SharedReceives, Slab};
 use rustix::io::Errno;
 use slab::Slab as Table;
@@ -19,7 +19,6 @@ use slab::Slab as Table;
 use super::super::asking::Asking;
 use super::landing::Window;
 use crate::rails::Rail;
-use lunette_transfer::adapters::Asked;
 
 /// Calls of one client at a time; what further ones ask for is sent. Each adapter has as many receives for their
 /// notices.

@@ -18,6 +18,7 @@ use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::pushed::{NOTICE_WAIT, PushAnswer, PushEvent, PushStep};
 use lunette_runtime::time;
+use lunette_transfer::adapters::{Asking as Request, Lost};
 use lunette_transfer::{CallError, CallFailure, Reply, Room};
 
 use super::super::asking::Asking;
@@ -28,7 +29,6 @@ use super::notices::PushCall;
 use super::{NotBrought, is_right, messages};
 use crate::rails::Rail;
 use crate::seats::Link;
-use lunette_transfer::adapters::{Asking as Request, Lost};
 
 /// How long an owner that was asked by a message is waited for: longer than it tries to write.
 const PUSHED_WAIT: Duration = Duration::from_millis(2500);

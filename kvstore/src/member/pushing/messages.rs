@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use lunette_kvstore_proto::message::Status;
 use lunette_runtime_core::ids::RequestId;
-use lunette_transfer::adapters::{Adapters, Messages};
+use lunette_transfer::adapters::{ASKED_MAX, Adapters, Messages};
 use lunette_transfer::{ConnectionId, Response};
 use lunette_transfer_proto::frame::FrameKind;
 use lunette_transfer_proto::message;
@@ -16,7 +16,6 @@ use lunette_verbs::SetupError;
 
 use super::Pushing;
 use crate::refusals::refusal;
-use lunette_transfer::adapters::ASKED_MAX;
 
 /// Receives of each adapter: of so many readers that ask as much as they may.
 const RECEIVES: u32 = 16 * ASKED_MAX;

@@ -38,12 +38,13 @@ use lunette_runtime::arena::Region;
 use lunette_runtime::{Signal, time};
 use lunette_runtime_core::time::Time;
 use lunette_transfer::ConnectionId;
-use lunette_transfer::adapters::{Adapter, AdapterChoice, Adapters, Messages, RdmaOptions};
+use lunette_transfer::adapters::{
+    ASKED_MAX, Adapter, AdapterChoice, Adapters, Messages, RdmaOptions,
+};
 use lunette_verbs::{Context, Lent, QueuePair, Ready, RemoteMemory, Request, RequestError};
 
 use super::bytes::Reachable;
 use super::core::MemberCore;
-use lunette_transfer::adapters::ASKED_MAX;
 pub(crate) use messages::Over;
 use pairs::{Made, Pairs};
 pub(crate) use pulling::Pulled;

@@ -515,16 +515,25 @@ impl Scheduler {
     /// # Panics
     /// As [`on_answered`](Self::on_answered).
     pub fn on_barred(&mut self, id: SliceId) {
+        let (under_way, index) = self.take_unsent(id);
+        if let Some(index) = index {
+            self.transfers.at(index).cutter.bar(under_way.slice);
+            self.refresh(index);
+        }
+    }
+
+    /// A slice that never was under way on its rail, and its transfer, which does not count it.
+    fn take_unsent(&mut self, id: SliceId) -> (UnderWay, Option<u32>) {
         let under_way = self.take(id);
         self.leave_rail(&under_way, Leave::Stopped);
-        if let Some(index) = under_way.transfer {
+        let index = under_way.transfer;
+        if let Some(index) = index {
             let transfer = self.transfers.at(index);
             transfer.under_way -= 1;
             transfer.outcome.slices -= 1;
             transfer.outcome.resent -= u64::from(under_way.slice.attempts > 0);
-            transfer.cutter.bar(under_way.slice);
-            self.refresh(index);
         }
+        (under_way, index)
     }
 
     /// A read that was to be stopped has been: nothing of it can land in our memory any more. It goes

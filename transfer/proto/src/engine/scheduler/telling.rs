@@ -25,21 +25,15 @@ impl Scheduler {
     /// # Panics
     /// As [`on_answered`](Self::on_answered).
     pub fn on_note_barred(&mut self, id: SliceId) {
-        let under_way = self.take(id);
-        self.leave_rail(&under_way, super::Leave::Stopped);
-        let Some(index) = under_way.transfer else {
-            return;
-        };
-        let transfer = self.transfers.at(index);
-        transfer.under_way -= 1;
-        transfer.outcome.slices -= 1;
-        transfer.outcome.resent -= u64::from(under_way.slice.attempts > 0);
-        transfer.is_note_barred = true;
-        if transfer.note == NoteState::UnderWay {
-            transfer.note = NoteState::Waiting;
+        let (_, index) = self.take_unsent(id);
+        if let Some(index) = index {
+            let transfer = self.transfers.at(index);
+            transfer.is_note_barred = true;
+            if transfer.note == NoteState::UnderWay {
+                transfer.note = NoteState::Waiting;
+            }
+            self.refresh(index);
         }
-        transfer.cutter.back(under_way.slice);
-        self.refresh(index);
     }
 
     /// The rail of a transfer's notification, of which nothing else is to be sent.
