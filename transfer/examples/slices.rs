@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! slices verbs BYTES COUNT            COUNT writes of BYTES each, 16 under way, by the verbs alone
+//! slices verbs BYTES COUNT RAILS      the same, by turns over so many queue pairs, 16 under way on each
 //! slices engine BYTES COUNT           the same bytes as one transfer, in slices of BYTES each
 //! slices engine BYTES COUNT RAILS     the same, over so many adapters
 //! slices adaptive BYTES COUNT         the same, in slices as long as the engine makes them
@@ -58,7 +59,7 @@ fn main() -> Result<(), Failure> {
     };
     let done = block_on(None, core, move || async move {
         let done = match &*how {
-            "verbs" => verbs(bytes, count).await,
+            "verbs" => verbs(bytes, count, rails).await,
             how => engine(bytes, count, rails, how).await,
         };
         done.map_err(|error| error.to_string())
@@ -91,10 +92,11 @@ fn connect(context: &Context, queue: &CompletionQueue) -> Result<[QueuePair<Read
     Ok([ready, other.ok_or("it connects")?])
 }
 
-async fn verbs(bytes: usize, count: usize) -> Result<(), Failure> {
+async fn verbs(bytes: usize, count: usize, rails: usize) -> Result<(), Failure> {
     let context = Context::null();
-    let queue = CompletionQueue::new(&context, 1024)?;
-    let [pair, _other] = connect(&context, &queue)?;
+    let queue = CompletionQueue::new(&context, 8192)?;
+    let pairs = (0..rails).map(|_| connect(&context, &queue));
+    let pairs = pairs.collect::<Result<Vec<_>, _>>()?;
     let (here, there) = (memory()?, memory()?);
     let access = Access {
         remote_write: true,
@@ -103,9 +105,11 @@ async fn verbs(bytes: usize, count: usize) -> Result<(), Failure> {
     let window = ExposedWindow::register(&context, there, access).await?;
     let extent = RegisteredExtent::register(&context, here.extent()).await?;
     let places = MEMORY_BYTES / bytes;
-    let mut under_way = VecDeque::with_capacity(UNDER_WAY);
-    for at in 0..count + UNDER_WAY {
-        if under_way.len() == UNDER_WAY || at >= count {
+    let mut turns = pairs.iter().cycle();
+    let under_way_max = UNDER_WAY * rails;
+    let mut under_way = VecDeque::with_capacity(under_way_max);
+    for at in 0..count + under_way_max {
+        if under_way.len() == under_way_max || at >= count {
             let Some(request) = under_way.pop_front() else {
                 break;
             };
@@ -113,6 +117,7 @@ async fn verbs(bytes: usize, count: usize) -> Result<(), Failure> {
             result?;
         }
         if at < count {
+            let [pair, _other] = turns.next().ok_or("at least one rail")?;
             let offset = at % places * bytes;
             let lent = extent
                 .lend(here.slice(offset, bytes))
