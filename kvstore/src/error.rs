@@ -58,7 +58,8 @@ pub enum StoreErrorKind {
         /// How many were wanted.
         copies: u8,
     },
-    /// "Remove all" is of all tenants' objects: the default tenant alone asks for it.
+    /// "Remove all" is of all tenants' objects: the default tenant alone asks for it. What a tenant has is removed by
+    /// [`remove_listed`](crate::ClusterClient::remove_listed).
     #[error("it would remove what other tenants have")]
     OfAllTenants,
     /// A writer prefers at most [`PREFERRED_MAX`](crate::PREFERRED_MAX) nodes.

@@ -48,8 +48,8 @@ pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{
     AdapterGets, AdapterPuts, Cleared, ClusterClient, ClusterClientOptions, CommitFailure,
     DeviceCheck, DeviceClient, DeviceFetched, DeviceLanding, DeviceStoreError, Fetched, Landing,
-    Located, OneSided, PREFERRED_MAX, Preferred, PutOptions, Reservation, Reserved, Stored,
-    TooManyLandings,
+    ListCursor, Listed, Located, OneSided, PREFERRED_MAX, Preferred, PutOptions, Reservation,
+    Reserved, Stored, TooManyLandings,
 };
 pub use counting::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,

@@ -78,6 +78,10 @@ mod lanes;
 mod lent_devices;
 
 #[cfg(test)]
+#[path = "cluster/listed.rs"]
+mod listed;
+
+#[cfg(test)]
 #[path = "cluster/located.rs"]
 mod located;
 

@@ -127,6 +127,9 @@ pub enum MessageFault {
     /// More bytes than one answer has, or than there is room for.
     #[error("{0} bytes are more than fit")]
     TooMuchRoom(u64),
+    /// Keys of a page come in the order of their fingerprints, and behind where it begins.
+    #[error("keys are out of their order")]
+    KeysOutOfOrder,
     /// No memory has such a place.
     #[error("a descriptor names what no memory has")]
     Descriptor,

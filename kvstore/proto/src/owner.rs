@@ -393,6 +393,22 @@ impl Owner {
         published.map(|(place, held)| (place, held.info))
     }
 
+    /// Each key after one of which there are copies, in order, and the latest that it would serve, if any: from any place on, for
+    /// those who look at some at a time.
+    pub fn keys_after(
+        &self,
+        after: Option<Fingerprint>,
+    ) -> impl Iterator<Item = (Fingerprint, Option<(CopyPlace, CopyInfo)>)> + '_ {
+        let keys = self.copies.published_after(after);
+        keys.map(|(key, latest)| {
+            let latest = latest.map(|held| {
+                let version = held.info.version;
+                (CopyPlace { key, version }, held.info)
+            });
+            (key, latest)
+        })
+    }
+
     /// A key is about to be written, or one of its copies to leave: see [`Sorted::touch`].
     pub fn touch(&self, key: Fingerprint) {
         self.copies.touch(key);

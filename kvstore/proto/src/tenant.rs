@@ -123,9 +123,27 @@ impl Tenant {
     /// What the store has a caller's key as. [`check`](Self::check) tells whether it is one.
     #[must_use]
     pub fn key<'a>(&self, chosen: &'a [u8]) -> Cow<'a, [u8]> {
+        if chosen.is_empty() {
+            return Cow::Borrowed(chosen);
+        }
+        self.prefix(chosen)
+    }
+
+    /// How the store has those of its keys that begin so; all of them begin with nothing.
+    #[must_use]
+    pub fn prefix<'a>(&self, chosen: &'a [u8]) -> Cow<'a, [u8]> {
         match &self.head {
-            Some(head) if !chosen.is_empty() => Cow::Owned([head, chosen].concat()),
-            _ => Cow::Borrowed(chosen),
+            Some(head) => Cow::Owned([head, chosen].concat()),
+            None => Cow::Borrowed(chosen),
+        }
+    }
+
+    /// What the caller chose as a key of this tenant's, which the store has so.
+    #[must_use]
+    pub fn chosen<'a>(&self, key: &'a [u8]) -> Option<&'a [u8]> {
+        match &self.head {
+            Some(head) => key.strip_prefix(&**head),
+            None => Some(key),
         }
     }
 
@@ -208,6 +226,8 @@ mod tests {
                 match tenant.check(&key) {
                     Ok(valid) => {
                         assert_eq!(TenantTag::of(valid), tenant.tag());
+                        assert_eq!(tenant.chosen(&key), Some(chosen));
+                        assert!(key.starts_with(&tenant.prefix(b"")));
                         let told = Tenant::of(valid).unwrap_or_default();
                         assert_eq!(&told, tenant);
                         assert!(seen.insert(key.into_owned()), "{tenant:?} {chosen:?}");

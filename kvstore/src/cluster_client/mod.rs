@@ -23,6 +23,7 @@
 //! | `running` | operations under way, with their rooms and values |
 //! | `maps` | where newer maps come from |
 //! | `clearing` | "remove all" |
+//! | `listing` | [`Listed`]: which keys there are |
 
 mod adapters;
 mod asking;
@@ -30,6 +31,7 @@ mod calls;
 mod clearing;
 mod devices;
 mod gathering;
+mod listing;
 mod local;
 mod locating;
 mod maps;
@@ -79,6 +81,7 @@ use asking::{Asking, is_present};
 pub use clearing::Cleared;
 pub use devices::{DeviceClient, DeviceFetched, DeviceStoreError};
 pub(crate) use devices::{Landed, Object as DeviceObject, Piece as DevicePiece};
+pub use listing::{ListCursor, Listed};
 use local::Local;
 pub use locating::Located;
 pub(crate) use objects::{Among, Putting, parts_of, retention_in, stored_as};

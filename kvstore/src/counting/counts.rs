@@ -27,13 +27,25 @@ struct OpCounts {
 }
 
 /// What has been asked of one core.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Counts {
     ops: [OpCounts; OPS],
     connections: Cell<u64>,
     payload_in_bytes: Cell<u64>,
     payload_out_bytes: Cell<u64>,
     room_waits: Cell<u64>,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            ops: std::array::from_fn(|_| OpCounts::default()),
+            connections: Cell::default(),
+            payload_in_bytes: Cell::default(),
+            payload_out_bytes: Cell::default(),
+            room_waits: Cell::default(),
+        }
+    }
 }
 
 impl Counts {

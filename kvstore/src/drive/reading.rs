@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use lunette_kvstore_log::effect::{LossCause, PinRefused, ReadOutcome, ReadPlan};
+use lunette_kvstore_log::format::BLOCK_BYTES;
 use lunette_kvstore_log::log::Log;
 use lunette_kvstore_log::record::{Fingerprint, Record};
 use lunette_runtime::arena::{AllocError, Arena, Region, RegionMut};
@@ -16,6 +17,8 @@ use super::ended::Ended;
 use super::remote::Patience;
 use super::{Drive, Loss};
 
+/// Who reads waits for it.
+const BRISK: Patience = Patience::Brisk;
 /// Bytes that are summed in one turn of the core.
 const SUMMED_PER_TURN_BYTES: usize = 1 << 20;
 
@@ -97,32 +100,76 @@ impl Drive {
         key: Option<&[u8]>,
         arena: &Arena,
     ) -> Result<Option<OnDrive>, ReadError> {
-        let shared = &self.shared;
-        let plan = match shared.with_log(|log| log.pin(fingerprint)) {
-            Ok(plan) => plan,
-            Err(PinRefused::NotHere) => return Ok(None),
-            Err(PinRefused::TooMany { .. }) => return Err(ReadError::Busy),
+        let Some(plan) = self.pin(fingerprint)? else {
+            return Ok(None);
         };
-        let room = match arena.alloc(plan.len_bytes as usize) {
-            Ok(room) => room,
-            Err(error) => {
-                shared.end_read(&plan, ReadOutcome::Right);
-                let is_busy = error.is_backpressure();
-                return Err(if is_busy {
-                    ReadError::Busy
-                } else {
-                    ReadError::Memory(error)
-                });
-            }
-        };
-        let ended = Ended::new();
-        let key = key.map(Box::from);
-        let reading = read(Rc::clone(shared), plan, room, key, Rc::clone(&ended));
+        let room = self.room(&plan, plan.len_bytes, arena)?;
+        let (shared, ended) = (Rc::clone(&self.shared), Ended::new());
+        let reading = read(shared, plan, room, key.map(Box::from), Rc::clone(&ended));
         if spawn_local(reading).is_finished() {
-            shared.end_read(&plan, ReadOutcome::Right);
+            self.shared.end_read(&plan, ReadOutcome::Right);
             return Err(ReadError::Busy);
         }
         ended.wait().await.map(Some)
+    }
+
+    /// Reads the key that an object was appended under, if that is durable here, and of the object no more than lies in the
+    /// same blocks. What was read is not checked: whoever knows the key's fingerprint can tell. Dropped, it goes on to
+    /// its end for nothing.
+    ///
+    /// # Errors
+    /// [`ReadError`], never `Damaged`.
+    pub async fn read_key(
+        &self,
+        fingerprint: Fingerprint,
+        arena: &Arena,
+    ) -> Result<Option<Box<[u8]>>, ReadError> {
+        let Some(plan) = self.pin(fingerprint)? else {
+            return Ok(None);
+        };
+        let key_end = plan.key_at + u32::from(plan.key_len);
+        let len = key_end.next_multiple_of(BLOCK_BYTES).min(plan.len_bytes);
+        let room = self.room(&plan, len, arena)?;
+        let (shared, ended) = (Rc::clone(&self.shared), Ended::new());
+        let told = Rc::clone(&ended);
+        let reading = async move {
+            let reading = (shared.device).read(room, len as usize, plan.offset_bytes, BRISK);
+            let (key, outcome) = match reading.await {
+                (Ok(()), room) => {
+                    let key = &room.as_slice()[plan.key_at as usize..key_end as usize];
+                    (Ok(Box::from(key)), ReadOutcome::Right)
+                }
+                (Err(_fault), _) => (Err(ReadError::Unreadable), ReadOutcome::Failed),
+            };
+            shared.end_read(&plan, outcome);
+            told.end(key);
+        };
+        if spawn_local(reading).is_finished() {
+            self.shared.end_read(&plan, ReadOutcome::Right);
+            return Err(ReadError::Busy);
+        }
+        ended.wait().await.map(Some)
+    }
+
+    /// Where an object lies, which stays there until its read ends.
+    fn pin(&self, fingerprint: Fingerprint) -> Result<Option<ReadPlan>, ReadError> {
+        match self.shared.with_log(|log| log.pin(fingerprint)) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(PinRefused::NotHere) => Ok(None),
+            Err(PinRefused::TooMany { .. }) => Err(ReadError::Busy),
+        }
+    }
+
+    /// Memory for a read, which has ended if there is none.
+    fn room(&self, plan: &ReadPlan, len: u32, arena: &Arena) -> Result<RegionMut, ReadError> {
+        arena.alloc(len as usize).map_err(|error| {
+            self.shared.end_read(plan, ReadOutcome::Right);
+            if error.is_backpressure() {
+                ReadError::Busy
+            } else {
+                ReadError::Memory(error)
+            }
+        })
     }
 }
 
@@ -135,7 +182,7 @@ async fn read(
     ended: Rc<Ended<Result<OnDrive, ReadError>>>,
 ) {
     let len = plan.len_bytes as usize;
-    let reading = (shared.device).read(room, len, plan.offset_bytes, Patience::Brisk);
+    let reading = (shared.device).read(room, len, plan.offset_bytes, BRISK);
     let (result, room) = reading.await;
     let outcome = match result {
         Ok(()) => checked(&plan, room.freeze(), key.as_deref()).await,

@@ -17,7 +17,9 @@ use super::hosted::{Hosted, Until};
 use super::lent::Lent;
 use super::placing::{Filled, ToPut};
 use crate::client::GetFailure;
-use crate::cluster_client::{Among, Cleared, Fetched, Located, PutOptions, Stored};
+use crate::cluster_client::{
+    Among, Cleared, Fetched, ListCursor, Listed, Located, PutOptions, Stored,
+};
 use crate::error::StoreError;
 
 /// How often an object that is replaced while it is read is asked for again.
@@ -246,6 +248,31 @@ impl StoreHandle {
         };
         self.cores
             .ask_each(Until::NobodyWaits, keys, |key| key, exists)
+    }
+
+    /// Some of the keys that begin with `prefix`. See [`ClusterClient::list`](crate::ClusterClient::list).
+    ///
+    /// # Errors
+    /// [`StoreError`], as there, or as of [`put`](Self::put).
+    pub fn list(
+        &self,
+        prefix: Vec<u8>,
+        after: Option<ListCursor>,
+    ) -> Pending<Result<Listed, StoreError>> {
+        self.cores.ask(0, failed, move |hosted| async move {
+            hosted.client.list(&prefix, after).await
+        })
+    }
+
+    /// Removes what is under keys that begin with `prefix`. See
+    /// [`ClusterClient::remove_listed`](crate::ClusterClient::remove_listed).
+    ///
+    /// # Errors
+    /// [`StoreError`], as there, or as of [`put`](Self::put).
+    pub fn remove_listed(&self, prefix: Vec<u8>) -> Pending<Result<u64, StoreError>> {
+        self.cores.ask(0, failed, |hosted| async move {
+            hosted.client.remove_listed(&prefix).await
+        })
     }
 
     /// "Remove all". See [`ClusterClient::clear`](crate::ClusterClient::clear).

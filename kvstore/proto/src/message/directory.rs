@@ -14,6 +14,7 @@
 //! | [`ReserveMessage`], [`FillMessage`], [`CommitMessage`], [`RevokeMessage`] | asker | owner |
 //! | [`ReplicaMessage`] | owner | owner |
 //! | [`ClearMessage`] | asker | any member |
+//! | [`ListMessage`] | asker | owner: keys of what it has |
 //! | [`PeekMessage`] | asker | home: lookups that never wait |
 //! | [`MeetMessage`], [`NearWish`] | asker | owner or home on its host |
 //! | [`AdaptersMessage`], [`PairMessage`], [`PushWish`], [`FarWish`], [`PullWish`] | asker | owner or home with adapters |
@@ -34,6 +35,7 @@ mod clearing;
 mod envelope;
 mod gather;
 mod held;
+mod listing;
 mod object;
 mod one_sided;
 mod page;
@@ -54,6 +56,7 @@ pub use clearing::{ClearMessage, ClearReply};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
 pub use gather::{GATHERED_BYTES_MAX, GATHERED_MAX, GatherMessage, Gathered};
 pub use held::{Held, REACHED_MAX, ReachMessage};
+pub use listing::{LISTED_BYTES_MAX, LISTED_MAX, ListMessage, ListReply, is_meant};
 pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, StripedReply, WriteMessage};
 pub use one_sided::{Described, Descriptor, MeetMessage, MeetReply, NearWish};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};

@@ -68,6 +68,8 @@ pub enum Op {
     PairAsking = 30,
     /// As [`Write`](Self::Write), of bytes that the owner's adapter is to read in the asker's memory.
     WritePulled = 31,
+    /// Keys of what an owner has, page by page.
+    List = 32,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -81,7 +83,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 32] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -113,6 +115,7 @@ impl Op {
         Self::Reach,
         Self::PairAsking,
         Self::WritePulled,
+        Self::List,
     ];
 
     /// Its code on the wire.
@@ -164,7 +167,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=31).collect();
+        let expected: Vec<u16> = (1..=32).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

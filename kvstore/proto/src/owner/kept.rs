@@ -86,6 +86,17 @@ impl Kept {
         latest.map(|held| held.info.version)
     }
 
+    /// For each key after one, in order, its latest version that is published.
+    pub(super) fn published_after(
+        &self,
+        after: Option<Fingerprint>,
+    ) -> impl Iterator<Item = (Fingerprint, Option<&Held>)> {
+        self.keys.after(after).map(|(key, index)| {
+            let mut latest_first = self.versions[index as usize].iter().rev();
+            (key, latest_first.find(|held| held.is_published()))
+        })
+    }
+
     /// All copies, in the order of keys and versions.
     pub(super) fn iter(&self) -> impl Iterator<Item = (CopyPlace, &Held)> {
         self.keys.iter().flat_map(|(key, index)| {

@@ -10,10 +10,12 @@
 //! | `pushing` | bytes that adapters write to the reader's memory |
 //! | `describing` | where bytes lie, for readers of this host and by adapters |
 //! | `clearing` | "remove all" |
+//! | `listing` | keys of what is here |
 
 mod clearing;
 mod describing;
 mod gathering;
+mod listing;
 mod messages;
 mod pushing;
 mod reading;
@@ -40,7 +42,7 @@ use reserved::PendingFill;
 use writing::{PendingReplica, PendingWrite, on_written};
 
 /// What members of clusters are asked.
-const OPS: [Op; 27] = [
+const OPS: [Op; 28] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -68,6 +70,7 @@ const OPS: [Op; 27] = [
     Op::Reach,
     Op::PairAsking,
     Op::WritePulled,
+    Op::List,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -216,6 +219,7 @@ impl Service for MemberService {
             Ok(Op::Commit) => self.commit(request.body, counted),
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
             Ok(Op::Clear) => self.clear(request.body, counted),
+            Ok(Op::List) => self.list(request.body, counted),
             Ok(Op::Peek) => self.peek(request.body).map(Intake::Answer),
             Ok(Op::Gather) => self.gather(request.body).map(Intake::Answer),
             Ok(Op::Meet) => self.meet(request.body).map(Intake::Answer),

@@ -84,6 +84,11 @@ impl MemberCore {
         Some(self.promote(tier, place, extent))
     }
 
+    /// The key of a copy that is on the drive; `None` if the drive cannot read it, has it no more, or is too busy for long.
+    pub(crate) async fn key_on_drive(&self, place: CopyPlace) -> Option<Box<[u8]>> {
+        self.tier()?.read_key(place).await
+    }
+
     /// The bytes of a copy, from wherever they are.
     pub(crate) async fn extent_of(
         self: &Rc<Self>,
@@ -132,6 +137,29 @@ impl MemberCore {
 }
 
 impl Tier {
+    /// The key of a copy whose bytes are on the drive, if it can be read.
+    async fn read_key(&self, place: CopyPlace) -> Option<Box<[u8]>> {
+        for _ in 0..TRIES_MAX {
+            match self
+                .drive
+                .read_key(fingerprint_of(place), &self.memory)
+                .await
+            {
+                Ok(found) => {
+                    let found = found?;
+                    let key = Key::new(&found).ok()?;
+                    return (key.fingerprint() == place.key).then_some(found);
+                }
+                Err(ReadError::Busy) => time::sleep(TRY_AGAIN).await,
+                Err(error) => {
+                    tracing::debug!(?place, %error, "a key was not read from the drive");
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
     async fn read(&self, place: CopyPlace, info: &CopyInfo, key: Option<&[u8]>) -> Option<Extent> {
         let fingerprint = fingerprint_of(place);
         for _ in 0..TRIES_MAX {

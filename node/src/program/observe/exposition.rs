@@ -503,5 +503,6 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Reach) => "reach",
         Some(Op::PairAsking) => "pair_asking",
         Some(Op::WritePulled) => "write_pulled",
+        Some(Op::List) => "list",
     }
 }
