@@ -26,8 +26,8 @@ use lunette_kvstore::{
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskMessage, AskerId, ClearMessage, CommitMessage, Content, FillMessage,
-    GatherMessage, GetMessage, HoldWish, NearWish, PeekMessage, ReadMessage, ReplicaMessage,
-    ReservationId, ReserveMessage, RevokeMessage, SeatMessage, WriteMessage,
+    GatherMessage, GetMessage, HoldWish, ListMessage, NearWish, PeekMessage, ReadMessage,
+    ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage, SeatMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
@@ -534,6 +534,15 @@ fn peeking(
         let keys = [key.fingerprint(), Fingerprint(number.into())];
         PeekMessage::encode((to, known, namespace), keys.into_iter(), newest, body);
         Op::Peek
+    } else if number % 4 == 1 {
+        let message = ListMessage {
+            to,
+            after: (number > 99).then_some(key.fingerprint()),
+            keys: number.into(),
+            prefix: &key.bytes()[..usize::from(number % 3)],
+        };
+        message.encode(newest, body);
+        Op::List
     } else {
         ClearMessage { to }.encode(newest, body);
         Op::Clear

@@ -162,6 +162,8 @@ async fn assert_is(drive: &Drive, number: u64, sequence: u64, len: usize) {
         .expect("it is there");
     assert_eq!(found.record, record);
     assert_eq!(found.bytes().as_slice(), bytes.as_slice());
+    let named = drive.read_key(fingerprint(number), &arena()).await;
+    assert_eq!(named, Ok(Some(key(number).into())));
 }
 
 const LENGTHS: [usize; 8] = [0, 1, 511, 512, 4096, 65_537, 300_000, 700_001];

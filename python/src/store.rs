@@ -2,13 +2,15 @@
 //!
 //! Keys are `bytes`. A call that ends, however it did, leaves nothing behind that touches memory which it was given.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use lunette_kvstore::{
-    Lent, Located, Preferred, PutOptions, StoreError, StoreHandle, TierOptions, ToPut,
+    Lent, ListCursor, Listed, Located, Preferred, PutOptions, StoreError, StoreErrorKind,
+    StoreHandle, TierOptions, ToPut,
 };
 use lunette_kvstore_proto::retention::{GroupId, PIN_TTL_MAX, Parent, Pin};
 use lunette_kvstore_proto::version::WriteKind;
@@ -240,10 +242,23 @@ impl NativeStore {
         listed(py, failures(wait(py, self.handle()?.remove(keys))?))
     }
 
-    /// Removes everything, on all members.
-    fn clear(&self, py: Python<'_>) -> PyResult<()> {
-        let cleared = wait(py, self.handle()?.clear())?;
-        cleared.map(drop).map_err(|error| of_store(&error))
+    /// Removes everything, on all members. Of a tenant other than the default one what that has: how many objects.
+    fn clear(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        let handle = self.handle()?;
+        let cleared = match wait(py, handle.clear())? {
+            Err(error) if error.kind == StoreErrorKind::OfAllTenants => {
+                wait(py, handle.remove_listed(Vec::new()))?.map(Some)
+            }
+            cleared => cleared.map(|_cleared| None),
+        };
+        cleared.map_err(|error| of_store(&error))
+    }
+
+    /// Some of the keys that begin so, and where to go on, if there are more.
+    fn list(&self, py: Python<'_>, prefix: Vec<u8>, after: Option<u128>) -> PyResult<ListedPage> {
+        let after = after.map(ListCursor::from_bits);
+        let listed = wait(py, self.handle()?.list(prefix, after))?;
+        listed.map(page_of).map_err(|error| of_store(&error))
     }
 
     /// How many objects there are, as far as members answer: copies count.
@@ -345,6 +360,22 @@ impl NativeStore {
         Ok(queue.put(Box::pin(question), Loans::default(), py.None()))
     }
 
+    /// As `list`, of which the queue has the answer: under which number.
+    fn begin_list(
+        &self,
+        py: Python<'_>,
+        queue: &NativeQueue,
+        prefix: Vec<u8>,
+        after: Option<u128>,
+    ) -> PyResult<u64> {
+        queue.admit()?;
+        let listed = self
+            .handle()?
+            .list(prefix, after.map(ListCursor::from_bits));
+        let question = async move { making(failures(vec![listed.await.map(page_of)])) };
+        Ok(queue.put(Box::pin(question), Loans::default(), py.None()))
+    }
+
     /// Vouches for memory until it is taken back: it is not looked at before each call whether it is mapped, and owners'
     /// adapters write what is got there.
     fn register(&self, py: Python<'_>, address: usize, len: usize) -> PyResult<bool> {
@@ -435,6 +466,14 @@ impl NativeStore {
     pub(crate) fn handle(&self) -> PyResult<StoreHandle> {
         self.open.with(|open| open.handle.giving_up())
     }
+}
+
+/// Keys, and where to go on.
+type ListedPage = (Vec<Cow<'static, [u8]>>, Option<u128>);
+
+fn page_of(listed: Listed) -> ListedPage {
+    let keys = listed.keys.into_iter().map(Cow::Owned);
+    (keys.collect(), listed.next.map(ListCursor::to_bits))
 }
 
 /// A list of what came of each key, when there is the GIL.

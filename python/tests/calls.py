@@ -194,6 +194,13 @@ class Calls:
         names = ["batch_put_session_end", "batch_put_session_revoke"]
         return begun, written, getattr(self.store, self.draw.choice(names))(keys)
 
+    def remove_by_regex(self):
+        """As a rule of few keys; without `force` the original leaves those that were looked at."""
+        first = self.draw.randint(0, 7)
+        patterns = [f"^{self.prefix}/{first}$", f"{self.prefix}/[{first}-7]", f"^{self.prefix}/(?:[[:upper:]]|{first})"]
+        pattern = self.draw.choice([*patterns * 3, "(", "a{2", "[a", "(?i)a", "(?P<n>a)", "zz", r"\\d{9}"])
+        return self.store.remove_by_regex(pattern, True)
+
     def is_exist(self):
         return self.store.is_exist(self.key())
 

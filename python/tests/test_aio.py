@@ -70,6 +70,26 @@ def test_batches_and_failures(store, key):
     asyncio.run(ask())
 
 
+def test_keys_are_listed(store, key):
+    aio = AsyncStore(store)
+
+    async def ask():
+        names = {f"{key}/{n}".encode() for n in range(1000)}
+        stored = await aio.put_all((name, b"v") for name in names)
+        assert stored == [True] * 1000
+        listed = [name async for name in aio.keys(key)]
+        assert len(listed) == 1000 and set(listed) == names
+        assert sorted(store.keys(f"{key}/99")) == sorted(name for name in names if b"/99" in name)
+        assert [name async for name in aio.keys(f"{key}/none")] == []
+        with pytest.raises(lunette.InvalidKey):
+            await aio.keys("k" * 1025).__anext__()
+        with pytest.raises(TypeError):
+            next(store.keys(7))
+        await aio.remove(names)
+
+    asyncio.run(ask())
+
+
 def test_a_queue_has_a_bound(member, key):
     native, queue = member._native, NativeQueue()
     for _ in range(QUESTIONS_MAX):

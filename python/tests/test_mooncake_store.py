@@ -1,6 +1,7 @@
 """`mooncake.store` as serving engines use it. What the original answers was seen by running it."""
 
 import ctypes
+import os
 import random
 import threading
 
@@ -301,6 +302,39 @@ def test_threads_share_a_store(store, key):
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("a", ["1", "b"]),
+        ("/a$", ["1", "b", "abc"]),
+        (r"\d", ["a", "b", "abc"]),
+        ("[[:digit:]]", ["a", "b", "abc"]),
+        ("/[^[:alpha:]]", ["a", "b", "abc"]),
+        ("/(?:b|1)$", ["a", "abc"]),
+        ("/a(?=b)", ["1", "a", "b"]),
+        ("/[{(?]", ["1", "a", "b", "abc"]),
+        # No pattern there.
+        ("(", -600),
+        ("a{2", -600),
+        ("(?i)A", -600),
+        ("(?P<n>a)", -600),
+        ("[[:dozen:]]", -600),
+    ],
+)
+def test_objects_are_removed_by_patterns(store, pattern, expected):
+    key = f"patterns-{os.urandom(8).hex()}"
+    names = [f"{key}/{name}" for name in ["1", "a", "b", "abc"]]
+    assert store.put_batch(names, [b"v"] * 4) == 0
+    # Of this test alone.
+    removed = store.remove_by_regex(f"^{key}.*{pattern}")
+    left = [name.removeprefix(f"{key}/") for name in names if store.is_exist(name)]
+    if isinstance(expected, list):
+        assert (removed, left) == (4 - len(expected), expected)
+    else:
+        assert (removed, left) == (expected, ["1", "a", "b", "abc"])
+    store.batch_remove(names)
 
 
 def test_remove_all_empties_the_cluster(coordinator, owner):

@@ -34,9 +34,12 @@ def test_the_same_key_is_another_object_for_each(alone):
         assert same.get("key") == stores[third]
         assert first.remove(["key"]) == [True]
         assert [store.exists(["key"]) for store in stores] == [[False], [True], [True]]
-        with pytest.raises(lunette.Invalid, match="other tenants"):
-            second.clear()
-        assert second.exists(["key"]) == [True]
+        assert second.put("other", b"2")
+        assert [sorted(store.keys()) for store in stores] == [[], [b"key", b"other"], [b"key"]]
+        assert list(second.keys("o")) == [b"other"]
+        second.clear()
+        assert [list(store.keys()) for store in stores] == [[], [], [b"key"]]
+        assert second.put("key", b"again")
         with pytest.raises(lunette.InvalidKey):
             third.get(b"\xfftenant\x01bkey")
         third.clear()
@@ -73,8 +76,9 @@ def test_tenants_as_mooncake_has_them(alone):
     for number, store in enumerate(stores[:3]):
         assert store.put("key", b"%d" % number, ReplicateConfig()) == 0
     assert [store.get("key") for store in stores] == [b"0", b"1", b"2", b"2"]
-    assert stores[1].remove_all() == -600
-    assert stores[1].remove("key") == 0
+    assert stores[1].remove_by_regex("^k") == 1
+    assert stores[1].put("key", b"1") == 0
+    assert stores[1].remove_all() == 1
     assert [store.is_exist("key") for store in stores] == [1, 0, 1, 1]
     for store in stores:
         store.close()

@@ -17,8 +17,8 @@ use lunette_generate::{Bytes, Source};
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
-    AnswerMessage, Ask, AskMessage, AskerId, CopyPage, CopyPlace, FarWish, MeetMessage, NearWish,
-    OpId, PairMessage, PushWish, ReachMessage, SeatMessage, ToHome, ToOwner,
+    AnswerMessage, Ask, AskMessage, AskerId, CopyPage, CopyPlace, FarWish, ListMessage, ListReply,
+    MeetMessage, NearWish, OpId, PairMessage, PushWish, ReachMessage, SeatMessage, ToHome, ToOwner,
 };
 use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
@@ -119,6 +119,16 @@ fn messages(body: &[u8], reached: &mut Reached) {
     judge(PairMessage::decode(body).ok().map(|message| {
         let mut again = Vec::new();
         message.encode(version, &mut again);
+        again
+    }));
+    judge(ListMessage::decode(body).ok().map(|message| {
+        let mut again = Vec::new();
+        message.encode(version, &mut again);
+        again
+    }));
+    judge(ListReply::decode(version, None, body).ok().map(|reply| {
+        let mut again = Vec::new();
+        reply.encode(version, &mut again);
         again
     }));
     judge(ReachMessage::decode(body).ok().map(|message| {

@@ -229,6 +229,11 @@ async fn remove(drive: &Drive, ledger: &Ledger, number: u64) {
 
 async fn read(drive: &Drive, ledger: &Ledger, number: u64) {
     let key = key(number);
+    // Not checked, and no judgement of the record.
+    let named = drive.read_key(fingerprint(number), &arena()).await;
+    if let Err(error @ (ReadError::Memory(_) | ReadError::Damaged)) = named {
+        ledger.broken.borrow_mut().push(error.to_string());
+    }
     match drive.read(fingerprint(number), Some(&key), &arena()).await {
         Ok(Some(found)) => {
             let sequence = found.record.version.sequence;

@@ -72,6 +72,7 @@ pub(crate) enum Command {
     Put(PutArguments),
     Get(GetArguments),
     Rm(RemoveArguments),
+    Ls(ListArguments),
     Stat(StatArguments),
     Top(TopArguments),
     Replay(ReplayArguments),
@@ -238,7 +239,7 @@ pub(crate) struct TenantArguments {
     pub(crate) tenant: Option<Tenant>,
 }
 
-fn parse_tenant(text: &str) -> Result<Tenant, String> {
+pub(crate) fn parse_tenant(text: &str) -> Result<Tenant, String> {
     Tenant::named(text).map_err(|fault| fault.to_string())
 }
 
@@ -320,6 +321,24 @@ pub(crate) struct RemoveArguments {
     /// The keys.
     #[arg(required = true, value_name = "KEY")]
     pub(crate) keys: Vec<OsString>,
+}
+
+/// Show which keys there are.
+///
+/// A key a line, in no order; with --json each is one object on a line of its own. Each member of the cluster is asked,
+/// and looks through what it has: in memory, and on its drives.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette ls --nodes 127.0.0.1:7400
+  lunette ls --nodes 127.0.0.1:7400 model/ | xargs lunette rm --nodes 127.0.0.1:7400")]
+pub(crate) struct ListArguments {
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArguments,
+    #[command(flatten)]
+    pub(crate) of: TenantArguments,
+    /// How the keys begin. Default: all.
+    pub(crate) prefix: Option<OsString>,
 }
 
 /// Show what each node holds and has counted, or whether a key is there.

@@ -7,7 +7,7 @@
 //! | `failure` | what can go wrong, and the exit code it ends with |
 //! | `output` | standard output |
 //! | `serve` | a node |
-//! | `object` | put, get, rm |
+//! | `object` | put, get, rm, ls |
 //! | `stat` | the table of nodes |
 //! | `top` | nodes as they work, second by second |
 //! | `observe` | metrics and health of a node, over HTTP |
@@ -66,6 +66,7 @@ pub(crate) fn run() -> ExitCode {
         Command::Put(arguments) => object::put(&arguments, as_json),
         Command::Get(arguments) => object::get(&arguments, as_json),
         Command::Rm(arguments) => object::remove(&arguments, as_json),
+        Command::Ls(arguments) => object::list(&arguments, as_json),
         Command::Stat(arguments) => stat::stat(&arguments, as_json),
         Command::Top(arguments) => top::top(&arguments, as_json),
         Command::Replay(arguments) => replay::replay(&arguments, as_json),

@@ -1,4 +1,4 @@
-//! `lunette put`, `get` and `rm`: single objects.
+//! `lunette put`, `get` and `rm`: single objects. `lunette ls`: which there are.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use lunette_kvstore_proto::retention::GroupId;
 use lunette_kvstore_proto::striped::OBJECT_LEN_MAX;
 use serde_json::json;
 
-use super::arguments::{GetArguments, PutArguments, RemoveArguments};
+use super::arguments::{GetArguments, ListArguments, PutArguments, RemoveArguments};
 use super::failure::Failure;
 use super::output;
 use super::store::with_store;
@@ -132,6 +132,30 @@ pub(super) fn remove(arguments: &RemoveArguments, as_json: bool) -> Result<(), F
     }
     let keys = missing.join(", ");
     Err(Failure::NotFound { keys })
+}
+
+pub(super) fn list(arguments: &ListArguments, as_json: bool) -> Result<(), Failure> {
+    let prefix = arguments.prefix.clone().unwrap_or_default().into_vec();
+    let tenant = arguments.of.tenant.clone();
+    with_store(&arguments.cluster, move |store| async move {
+        let store = store.of_tenant(tenant)?;
+        let mut after = None;
+        loop {
+            let listed = store.list(&prefix, after).await?;
+            for key in listed.keys {
+                if as_json {
+                    let key = shown(&OsString::from_vec(key));
+                    output::line(&json!({ "key": key }).to_string())?;
+                } else {
+                    output::raw(&[&key[..], b"\n"].concat())?;
+                }
+            }
+            after = listed.next;
+            if after.is_none() {
+                return Ok(());
+            }
+        }
+    })
 }
 
 /// Says in JSON which keys are missing, and fails.

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 
 use lunette::kvstore::{
-    Client, ClientOptions, ClusterClient, ClusterClientOptions, ClusterError, Get, Lent, Put,
-    PutOptions, StoreError, Stored, Value,
+    Client, ClientOptions, ClusterClient, ClusterClientOptions, ClusterError, Get, Lent,
+    ListCursor, Listed, Put, PutOptions, StoreError, Stored, Value,
 };
 use lunette::runtime::{CoreOptions, arena, block_on};
 use lunette::transfer::Room;
@@ -148,6 +148,20 @@ impl Store {
         match self {
             Self::Listed(client) => client.remove(keys).await,
             Self::Cluster(client) => client.remove(keys).await.into_iter().collect(),
+        }
+    }
+
+    /// Some of the keys that begin so.
+    pub(super) async fn list(
+        &self,
+        prefix: &[u8],
+        after: Option<ListCursor>,
+    ) -> Result<Listed, Failure> {
+        match self {
+            Self::Listed(_) => Err(Failure::Usage(
+                "only members of a cluster say which keys they have",
+            )),
+            Self::Cluster(client) => Ok(client.list(prefix, after).await?),
         }
     }
 

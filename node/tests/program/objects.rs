@@ -98,8 +98,29 @@ fn tenants_do_not_meet() {
     for (tenant, value) in [("a", "1"), ("b", "2"), ("default", "3")] {
         assert_eq!(of(tenant, &["get", "key"]).ended_with(0).text(), value);
     }
+    let other = [&["put", "other"], &at[..], &["a"]].concat();
+    run_with_input(&other, b"4").ended_with(0);
+    let listed = |tenant: &str, words: &[&str]| {
+        let ended = of(tenant, words).ended_with(0);
+        let mut keys: Vec<String> = ended.text().lines().map(str::to_owned).collect();
+        keys.sort();
+        keys
+    };
+    assert_eq!(listed("a", &["ls"]), ["key", "other"]);
+    assert_eq!(listed("a", &["ls", "o"]), ["other"]);
+    let found = r#"{"key":"other"}"#;
+    assert_eq!(listed("a", &["ls", "o", "--json"]), [found]);
+    assert_eq!(listed("default", &["ls"]), ["key"]);
     of("a", &["rm", "key"]).ended_with(0);
     of("a", &["get", "key"]).ended_with(3);
+    of("a", &["cluster", "clear"]).ended_with(2);
+    let cleared = of("a", &["cluster", "clear", "--yes", "--json"]).ended_with(0);
+    let expected = serde_json::json!({ "cleared": true, "tenant": "a", "removed": 1 });
+    assert_eq!(cleared.json(), expected);
+    let again = of("a", &["cluster", "clear", "--yes"]).ended_with(0);
+    assert_eq!(again.text(), "0 objects of tenant a are removed\n");
+    assert_eq!(listed("a", &["ls"]), [""; 0]);
+    assert_eq!(of("b", &["get", "key"]).ended_with(0).text(), "2");
     let unnamed = run(&["get", "key", "--nodes", member.address()]);
     assert_eq!(unnamed.ended_with(0).text(), "3");
     of("", &["get", "key"]).ended_with(2);
@@ -108,6 +129,7 @@ fn tenants_do_not_meet() {
     let get = ["get", "--nodes", alone.address(), "key", "--tenant"];
     run(&[&get[..], &["a"]].concat()).ended_with(2);
     run(&[&get[..], &["default"]].concat()).ended_with(3);
+    run(&["ls", "--nodes", alone.address()]).ended_with(2);
 }
 
 #[test]

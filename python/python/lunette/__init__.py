@@ -23,7 +23,7 @@ from __future__ import annotations
 import atexit
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Union, cast
 
@@ -456,9 +456,19 @@ class Store(_Closing):
         """Removes objects. Whether there was one, for each key."""
         return _all(self._native.remove([_key(key) for key in keys]))
 
+    def keys(self, prefix: Key = b"") -> Iterator[bytes]:
+        """The keys that begin with `prefix`, each once, in no order: those that have an object all the while this goes on. What
+        comes and goes meanwhile may be among them or not. All members are asked, some of their keys at a time."""
+        beginning, after = _key(prefix), None
+        while True:
+            keys, after = self._native.list(beginning, after)
+            yield from keys
+            if after is None:
+                return
+
     def clear(self) -> None:
-        """Removes every object, on all members, whoever wrote it. `Invalid` for a tenant other than the default one: it would
-        remove what others have."""
+        """Removes every object, on all members, whoever wrote it. Of a tenant other than the default one: what that has, key
+        by key; what it puts meanwhile may stay."""
         self._native.clear()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import Key, Path, Store, _all, _each, _key, p2p, updates
@@ -176,6 +176,18 @@ class AsyncStore:
         here = _running()
         names = [_key(key) for key in keys]
         return _all(await here.answer(self._native.begin_remove(here.queue, names)))
+
+    async def keys(self, prefix: Key = b"") -> AsyncIterator[bytes]:
+        """The keys that begin with `prefix`, as `lunette.Store.keys`."""
+        beginning, after = _key(prefix), None
+        while True:
+            here = _running()
+            number = self._native.begin_list(here.queue, beginning, after)
+            keys, after = _all(await here.answer(number))[0]
+            for key in keys:
+                yield key
+            if after is None:
+                return
 
 
 class AsyncHeld:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import re
 import socket
 import threading
 import weakref
@@ -24,6 +25,7 @@ from ._codes import (
     of_writes,
 )
 from ._how import How, how_of, of_some
+from ._patterns import searching
 from ._pieces import are_unequal, with_few_pieces
 from ._setup import LOG, SettingError, Settings, of_dictionary, open_store
 from ._types import BufferHandle, ReplicateConfig
@@ -458,17 +460,39 @@ class Objects:
             return [code_of(error)] * len(names)
         return of_removals(removed)
 
+    def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
+        """Removes the objects under whose keys the pattern is found, wherever in them. How many. There are no leases: `force`
+        makes no difference."""
+        native = self._native
+        try:
+            pattern = searching(regex_pattern)
+        except re.error:
+            return INVALID_PARAMS
+        if native is None:
+            return INVALID_PARAMS
+        removed, after = 0, None
+        try:
+            while True:
+                keys, after = native.list(b"", after)
+                found = [key for key in keys if pattern.search(key.decode(errors="surrogateescape"))]
+                removed += sum(each is True for each in native.remove(found))
+                if after is None:
+                    return removed
+        except StoreError as error:
+            return code_of(error)
+
     def remove_all(self, force: bool = False) -> int:
-        """Removes every object of the cluster. About how many there were: copies count."""
+        """Removes every object of the cluster: about how many there were, since copies count. Of a tenant other than the
+        default one, what that has."""
         native = self._native
         if native is None:
             return INVALID_PARAMS
         try:
             count = native.count()
-            native.clear()
+            removed = native.clear()
         except StoreError as error:
             return code_of(error)
-        return count
+        return count if removed is None else removed
 
 
 def _presence(told: bool | StoreError) -> int:

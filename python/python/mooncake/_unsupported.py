@@ -19,7 +19,7 @@ REFUSED = (
     "get_tensor_with_parallelism get_tensor_with_parallelism_into get_tensor_with_tp get_tensor_with_tp_into init_all "
     "load_tensor_from_safetensor mount_segment pub_tensor pub_tensor_with_tp put_tensor put_tensor_from "
     "put_tensor_with_parallelism put_tensor_with_parallelism_from put_tensor_with_tp put_tensor_with_tp_from "
-    "query_task remove_by_regex save_tensor_to_safetensor unmount_and_free_segment "
+    "query_task save_tensor_to_safetensor unmount_and_free_segment "
     "unmount_local_disk_segment unmount_segment upsert_pub_tensor upsert_tensor upsert_tensor_from "
     "upsert_tensor_with_parallelism upsert_tensor_with_parallelism_from"
 ).split()

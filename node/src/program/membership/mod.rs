@@ -25,9 +25,10 @@ use lunette_auth::Secrets;
 use lunette_auth::policy::SECRET_FILE_SETTING;
 use lunette_cluster::proto::rack::Rack;
 use lunette_cluster::read_secrets;
+use lunette_kvstore_proto::tenant::Tenant;
 
 use super::address::NodeAddress;
-use super::arguments::ClusterArguments;
+use super::arguments::{ClusterArguments, parse_tenant};
 use super::coordination::CoordinationArguments;
 use super::failure::Failure;
 use super::logs::LogArguments;
@@ -91,17 +92,22 @@ pub(crate) struct StatusArguments {
     cluster: ClusterArguments,
 }
 
-/// Remove every object of a cluster, on every member, whoever put it.
+/// Remove every object of a cluster, on every member, whoever put it; or all that one tenant has.
 ///
-/// Waits until all members know of it. What is put meanwhile may be removed too.
+/// Waits until all members know of it. What is put meanwhile may be removed too. What a tenant has is removed key by
+/// key; what it puts meanwhile may stay.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
   lunette cluster clear --nodes 127.0.0.1:7400 --yes
-  lunette cluster clear --nodes 127.0.0.1:7400 --yes --json")]
+  lunette cluster clear --nodes 127.0.0.1:7400 --yes --json
+  lunette cluster clear --nodes 127.0.0.1:7400 --yes --tenant a")]
 pub(crate) struct ClearArguments {
     #[command(flatten)]
     cluster: ClusterArguments,
+    /// The tenant all of whose objects are meant, and nobody else's.
+    #[arg(long, value_name = "NAME", value_parser = parse_tenant)]
+    tenant: Option<Tenant>,
     /// That it is meant: nothing brings the objects back.
     #[arg(long)]
     yes: bool,

@@ -265,7 +265,7 @@ mod tests {
     fn a_page_is_bounded_in_keys_and_in_bytes() {
         for (key_bytes, fits) in [(4, LISTED_MAX), (KEY_BYTES_MAX, 63)] {
             let keys = keys(fits + 1, key_bytes);
-            let keys = keys.iter().map(|key| Key::new(key).expect("a key"));
+            let mut keys = keys.iter().map(|key| Key::new(key).expect("a key"));
             let mut reply = ListReply::default();
             let pushed = keys.clone().filter(|key| reply.push(*key)).count();
             assert_eq!((pushed, reply.keys().len()), (fits, fits));
@@ -276,7 +276,7 @@ mod tests {
             // One more than a page has.
             let count = u16::try_from(fits + 1).expect("short");
             body[1..3].copy_from_slice(&count.to_le_bytes());
-            Writer::new(&mut body).short_bytes(keys.last().expect("one").bytes());
+            Writer::new(&mut body).short_bytes(keys.next_back().expect("one").bytes());
             let refused = ListReply::decode(VERSION, None, &body).expect_err("too much");
             let expected = if fits == LISTED_MAX {
                 MessageFault::TooManyItems {
