@@ -201,11 +201,29 @@ impl Row {
         if matches!(self.kind, Kind::Alone(Work::Read1 | Work::Read32)) {
             make_file()?;
         }
+        if !matches!(self.kind, Kind::Alone(_)) {
+            check_unpaced()?;
+        }
         Ok(Beside {
             ours: Measured::new(self.kind, self.ours, plan),
             rival: Measured::new(self.kind, self.rival, plan),
         })
     }
+}
+
+/// Refuses to compare sockets where those are paced that say nothing about it: ours do within a host, and rivals' do not.
+fn check_unpaced() -> Result<(), Failure> {
+    const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
+    const UNPACED: [&str; 2] = ["reno", "cubic"];
+    let default = std::fs::read_to_string(DEFAULT)?;
+    let default = default.trim();
+    if UNPACED.contains(&default) {
+        return Ok(());
+    }
+    let said = format!(
+        "rivals' sockets are paced here ({default}): sysctl -w net.ipv4.tcp_congestion_control=reno"
+    );
+    Err(said.into())
 }
 
 /// Both sides of a row.
