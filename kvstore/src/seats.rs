@@ -155,9 +155,14 @@ impl Seats {
 
     /// The connection to a seat, made now if there is none, for at most `connect_timeout`.
     pub(crate) async fn connection(&self, seat: Seat) -> Result<Link, SeatFault> {
-        if let Some(link) = self.live(seat) {
-            return Ok(link);
+        match self.live(seat) {
+            Some(link) => Ok(link),
+            // Far longer than the rest of those who ask for it, who are moved about.
+            None => Box::pin(self.connection_anew(seat)).await,
         }
+    }
+
+    async fn connection_anew(&self, seat: Seat) -> Result<Link, SeatFault> {
         if let Some(turn) = self.wait_for(seat) {
             // Whether that succeeded or not, it has just been tried.
             let tried = turn.await;

@@ -78,7 +78,8 @@ impl LentRoom {
     /// What `call` comes to with the room; `None`, and the call is dropped, if the get is given up first.
     pub(super) async fn call<T>(self, call: impl AsyncFnOnce(Room) -> T) -> Option<T> {
         let Self { room, wanted } = self;
-        while_wanted(call(room), wanted).await
+        let call = pin!(call(room));
+        while_wanted(call, wanted).await
     }
 }
 
@@ -94,16 +95,16 @@ impl SentValue {
     /// What `call` comes to; `None`, and the call is dropped, if the write is given up first.
     pub(super) async fn call<T>(self, call: impl AsyncFnOnce(Value) -> T) -> Option<T> {
         let Self { value, wanted } = self;
-        while_wanted(call(value), wanted).await
+        let call = pin!(call(value));
+        while_wanted(call, wanted).await
     }
 }
 
 /// What it comes to, unless nobody waits for that any more.
 async fn while_wanted<T>(
-    call: impl Future<Output = T>,
+    mut call: Pin<&mut impl Future<Output = T>>,
     mut wanted: oneshot::Receiver<()>,
 ) -> Option<T> {
-    let mut call = pin!(call);
     poll_fn(|cx| {
         if let Poll::Ready(called) = call.as_mut().poll(cx) {
             return Poll::Ready(Some(called));

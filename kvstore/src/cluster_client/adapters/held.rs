@@ -218,7 +218,8 @@ pub(in crate::cluster_client) async fn fetch(
     let Reached { bytes, reach } = place.reached;
     let (brought, room) = {
         let into = (room, device.clone());
-        reading::bring(asking, &rail, &reach, ranges, into).await
+        // By itself, so that what is moved about where nothing is held is short.
+        Box::pin(reading::bring(asking, &rail, &reach, ranges, into)).await
     };
     let Some(room) = room else {
         return Ok((Called::Unanswered, None));

@@ -233,10 +233,23 @@ pub(super) async fn fetch(
     ranges: &[ByteRange],
     room: Room,
 ) -> (Called, Option<Room>) {
+    match ByAdapters::rail(asking, seat) {
+        // By itself, so that what is moved about for the others is short.
+        Some(over) => Box::pin(fetch_over(asking, over, (seat, op), body, ranges, room)).await,
+        None => call(asking, seat, op, body, into(room)).await,
+    }
+}
+
+/// As [`fetch`], where adapters of both sides are connected.
+async fn fetch_over(
+    asking: &Rc<Asking>,
+    (link, rail): (Link, Rc<Rail>),
+    (seat, op): (Seat, Op),
+    body: impl Fn(FormatVersion, &mut Vec<u8>),
+    ranges: &[ByteRange],
+    room: Room,
+) -> (Called, Option<Room>) {
     let by = &asking.adapters;
-    let Some((link, rail)) = ByAdapters::rail(asking, seat) else {
-        return call(asking, seat, op, body, into(room)).await;
-    };
     let may_be_written = by.may_go(Path::Written) && total_bytes(ranges) <= room.len() as u64;
     let device = by.direct.place_of(&room);
     let device = device.filter(|place| place.window(rail.adapter).is_some());

@@ -384,10 +384,23 @@ pub(super) async fn fetch(
     ranges: &[ByteRange],
     room: Room,
 ) -> (Called, Option<Room>) {
+    match asking.sights.of(asking, seat, room.len()) {
+        // By itself, so that what is moved about for the others is short.
+        Some(sight) => Box::pin(fetch_near(asking, &sight, (seat, op), body, ranges, room)).await,
+        None => adapters::fetch(asking, (seat, op), body, ranges, room).await,
+    }
+}
+
+/// As [`fetch`], of an owner whose memory is seen.
+async fn fetch_near(
+    asking: &Rc<Asking>,
+    sight: &Sight,
+    (seat, op): (Seat, Op),
+    body: impl Fn(FormatVersion, &mut Vec<u8>),
+    ranges: &[ByteRange],
+    room: Room,
+) -> (Called, Option<Room>) {
     let sights = &asking.sights;
-    let Some(sight) = sights.of(asking, seat, room.len()) else {
-        return adapters::fetch(asking, (seat, op), body, ranges, room).await;
-    };
     let near = if op == Op::Find {
         Op::FindNear
     } else {
