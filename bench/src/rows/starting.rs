@@ -35,8 +35,17 @@ const OBJECTS: usize = 150_000;
 const FIRST: usize = 2_000;
 const TOGETHER: usize = 1_000;
 
-/// Puts small objects.
+/// Puts small objects, on a thread of its own: where that is pinned, what is started next must not be.
 fn put(server: SocketAddr, cpu: usize, numbers: Range<usize>) -> Result<(), Failure> {
+    let putting = thread::spawn(move || {
+        let put = put_here(server, cpu, numbers);
+        put.map_err(|failure| failure.to_string())
+    });
+    let put = putting.join().map_err(|_panic| "putting has panicked")?;
+    Ok(put?)
+}
+
+fn put_here(server: SocketAddr, cpu: usize, numbers: Range<usize>) -> Result<(), Failure> {
     block_on(Some(cpu), CoreOptions::default(), move || async move {
         let client = ClusterClient::connect(ClusterClientOptions::new(vec![server])).await?;
         let mut value = arena().alloc(64)?;
