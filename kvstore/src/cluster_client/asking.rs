@@ -30,6 +30,8 @@ use crate::seats::Seats;
 
 /// How often the asker looks whether something is overdue.
 const TICK: Duration = Duration::from_millis(5);
+/// Longest future of a request: it is copied several times until it is a task.
+const CALL_BYTES_MAX: usize = 4 * 1024;
 
 /// What came of a request.
 #[derive(Debug)]
@@ -362,7 +364,13 @@ impl Asking {
         self.act(out);
     }
 
-    pub(super) fn spawn(&self, call: impl Future<Output = ()> + 'static) {
+    pub(super) fn spawn<F: Future<Output = ()> + 'static>(&self, call: F) {
+        const {
+            assert!(
+                size_of::<F>() <= CALL_BYTES_MAX,
+                "what is rare belongs into a box"
+            )
+        };
         // Without room for its task, the asker asks again.
         if let Err(error) = self.calls.spawn(call) {
             tracing::warn!(%error, "a request was not sent");

@@ -223,7 +223,7 @@ impl Sights {
         }
         paths.insert(seat, Path::Meeting);
         drop(paths);
-        asking.spawn(meet(Rc::clone(asking), seat, boot_id));
+        asking.spawn(Box::pin(meet(Rc::clone(asking), seat, boot_id)));
     }
 
     fn met(&self, seat: Seat, path: Path) {
