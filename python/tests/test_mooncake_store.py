@@ -337,6 +337,23 @@ def test_objects_are_removed_by_patterns(store, pattern, expected):
     store.batch_remove(names)
 
 
+def test_a_removal_by_a_pattern_that_fails_says_so():
+    class Failing:
+        def list(self, prefix, after):
+            return [b"a", b"b"], None
+
+        def remove(self, keys):
+            return [True, lunette.Unavailable("a node is away")]
+
+    store = MooncakeDistributedStore()
+    assert store.remove_by_regex("a") == -600
+    store._native = Failing()
+    try:
+        assert store.remove_by_regex("[ab]") == -900
+    finally:
+        store._native = None
+
+
 def test_remove_all_empties_the_cluster(coordinator, owner):
     assert owner.put("one of several", b"x") == 0
     assert owner.remove_all(force=True) > 0

@@ -461,8 +461,8 @@ class Objects:
         return of_removals(removed)
 
     def remove_by_regex(self, regex_pattern: str, force: bool = False) -> int:
-        """Removes the objects under whose keys the pattern is found, wherever in them. How many. There are no leases: `force`
-        makes no difference."""
+        """Removes the objects under whose keys the pattern is found, wherever in them. How many; the code of the first that
+        could not be removed, and others may have been by then. There are no leases: `force` makes no difference."""
         native = self._native
         try:
             pattern = searching(regex_pattern)
@@ -475,7 +475,10 @@ class Objects:
             while True:
                 keys, after = native.list(b"", after)
                 found = [key for key in keys if pattern.search(key.decode(errors="surrogateescape"))]
-                removed += sum(each is True for each in native.remove(found))
+                for each in native.remove(found):
+                    if isinstance(each, StoreError):
+                        return code_of(each)
+                    removed += each
                 if after is None:
                     return removed
         except StoreError as error:

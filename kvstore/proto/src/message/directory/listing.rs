@@ -13,7 +13,7 @@ use lunette_runtime_core::codec::Writer;
 use lunette_runtime_core::limits::{BODY_BYTES_MAX, KEY_BYTES_MAX};
 
 use super::wire::{Decoder, Encoder, Wire};
-use crate::key::{Fingerprint, Key};
+use crate::key::{Fingerprint, Key, KeyFault};
 use crate::message::{FormatVersion, MessageFault};
 use crate::placement::Seat;
 use crate::tenant::TENANT_PREFIX;
@@ -86,7 +86,7 @@ impl<'a> ListMessage<'a> {
         reader.end()?;
         if prefix.len() > KEY_BYTES_MAX {
             let len_bytes = prefix.len();
-            return Err(crate::key::KeyFault::TooLong { len_bytes }.into());
+            return Err(KeyFault::TooLong { len_bytes }.into());
         }
         Ok(Self {
             to,
@@ -177,7 +177,6 @@ mod tests {
     use lunette_runtime_core::ids::{CoreIndex, NodeId};
 
     use super::*;
-    use crate::key::KeyFault;
     use crate::striped::{Manifest, PartsOf, WriteId};
     use crate::tenant::Tenant;
 
