@@ -106,7 +106,7 @@ pub(crate) struct ClearArguments {
     #[command(flatten)]
     cluster: ClusterArguments,
     /// The tenant all of whose objects are meant, and nobody else's.
-    #[arg(long, value_name = "NAME", value_parser = parse_tenant)]
+    #[arg(long, value_name = "NAME", env = "LUNETTE_TENANT", value_parser = parse_tenant)]
     tenant: Option<Tenant>,
     /// That it is meant: nothing brings the objects back.
     #[arg(long)]
