@@ -17,6 +17,7 @@ use slab::Slab;
 use super::cores::{Cores, Seated};
 use super::devices::Devices;
 use super::landed::LandFailure;
+use super::lengths::Lengths;
 use super::lent::Lent;
 use crate::cluster_client::{ClusterClient, Landing, Reservation};
 use crate::error::{ClusterError, StoreErrorKind};
@@ -48,6 +49,8 @@ pub(super) struct Hosted {
     /// The epoch of the map that threads have been told.
     told: Cell<Epoch>,
     answering: Scope,
+    /// Of values of which nobody says how long they are.
+    pub(super) lengths: Lengths,
     /// Devices of which threads lend memory.
     pub(super) devices: Devices,
     /// What handles to memory keep here: nothing.
@@ -70,6 +73,7 @@ impl Hosted {
             core: seated.core,
             told: Cell::default(),
             answering: Scope::new(),
+            lengths: Lengths::default(),
             devices: Devices::default(),
             keeps: Arc::new(()),
         });

@@ -16,6 +16,7 @@
 //! | `placing` | [`Placing`]: the same for puts |
 //! | `handing` | [`Handing`]: puts at other processes of this host |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
+//! | `lengths` | how long a value is likely to be |
 //! | `lent` | [`Lent`]: memory of threads |
 //! | `devices` | [`DeviceLent`]: memory of devices |
 //! | `landed` | [`LandedHandle`]: memory of threads that owners' adapters write |
@@ -34,6 +35,7 @@ mod handing;
 mod host;
 mod hosted;
 mod landed;
+mod lengths;
 mod lent;
 mod objects;
 mod placing;

@@ -8,6 +8,7 @@ use lunette_kvstore_proto::retention::Parent;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::Pending;
 use lunette_runtime::arena::SharedMemory;
+use lunette_transfer::CallError;
 
 use super::StoreHandle;
 use super::cores::{Cores, failed};
@@ -20,7 +21,7 @@ use crate::client::GetFailure;
 use crate::cluster_client::{
     Among, Cleared, Fetched, ListCursor, Listed, Located, PutOptions, Stored,
 };
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreErrorKind};
 
 /// How often an object that is replaced while it is read is asked for again.
 const SIZES_MAX: usize = 4;
@@ -344,8 +345,15 @@ impl Hosted {
             .await
     }
 
+    /// Asked for at once where it is likely to be no longer than values were of late, else behind its length.
     pub(super) async fn get_bytes(&self, key: Vec<u8>) -> Result<Option<Vec<u8>>, StoreError> {
         let key = [key];
+        if let Some(room_bytes) = self.lengths.guess() {
+            match self.get_of_at_most(&key[0], room_bytes).await {
+                Err(error) if is_of_length(&error) => {}
+                done => return done,
+            }
+        }
         let mut before = None;
         let mut failure = None;
         for _ in 0..SIZES_MAX {
@@ -360,22 +368,39 @@ impl Hosted {
                 return Err(failure);
             }
             before = Some(len_bytes);
-            let memory = SharedMemory::owned(vec![0; len_bytes]);
-            let room = self.room(&[Lent::whole(&memory)]);
-            match got(self.client.get(&key[0], room).await) {
-                Ok(Got::Hit { len_bytes, .. }) => {
-                    // Its room has been let go of with the answer; where it has not, it is copied.
-                    let bytes = memory.into_bytes();
-                    let mut bytes = bytes.unwrap_or_else(|memory| self.copy_of(&memory));
-                    bytes.truncate(len_bytes);
-                    return Ok(Some(bytes));
-                }
-                Ok(Got::Miss { .. }) => return Ok(None),
+            match self.get_of_at_most(&key[0], len_bytes).await {
                 Err(error) => failure = Some(error),
+                done => return done,
             }
         }
-        failed(failure.map_or(crate::StoreErrorKind::TimedOut, |failure| failure.kind))
+        failed(failure.map_or(StoreErrorKind::TimedOut, |failure| failure.kind))
     }
+
+    /// The value, if it is not longer than that.
+    async fn get_of_at_most(
+        &self,
+        key: &[u8],
+        room_bytes: usize,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let memory = SharedMemory::owned(vec![0; room_bytes]);
+        let room = self.room(&[Lent::whole(&memory)]);
+        let Got::Hit { len_bytes, .. } = got(self.client.get(key, room).await)? else {
+            return Ok(None);
+        };
+        self.lengths.learn(len_bytes);
+        // Its room has been let go of with the answer; where it has not, it is copied.
+        let bytes = memory.into_bytes();
+        let mut bytes = bytes.unwrap_or_else(|memory| self.copy_of(&memory));
+        bytes.truncate(len_bytes);
+        if len_bytes < room_bytes / 2 {
+            bytes.shrink_to_fit();
+        }
+        Ok(Some(bytes))
+    }
+}
+
+fn is_of_length(error: &StoreError) -> bool {
+    matches!(error.kind, StoreErrorKind::Call(CallError::TooLong { .. }))
 }
 
 /// What came of a get, without its room: that is let go of here.

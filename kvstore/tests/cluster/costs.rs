@@ -12,6 +12,9 @@ use super::scene::{Scene, eventually, key, pattern, room};
 const MIB: u64 = 1 << 20;
 const NODES: usize = 3;
 const COUNT: usize = 40;
+const LONG: usize = 5000;
+/// What is asked for objects.
+const ASKED: [Op; 4] = [Op::Ask, Op::Find, Op::Read, Op::Gather];
 
 /// Requests of these kinds, and messages between seats.
 async fn counted(scene: &Scene, ops: &[Op]) -> (u64, u64) {
@@ -35,6 +38,12 @@ async fn put(client: &ClusterClient, n: usize, copies: u8) {
     let stored = client
         .put(&key(n), Value::new(pattern(n, 500)), options)
         .await;
+    assert!(matches!(stored, Ok(Stored::Written { .. })), "{stored:?}");
+}
+
+async fn put_long(client: &ClusterClient, n: usize) {
+    let value = Value::new(pattern(n, LONG));
+    let stored = client.put(&key(n), value, PutOptions::default()).await;
     assert!(matches!(stored, Ok(Stored::Written { .. })), "{stored:?}");
 }
 
@@ -71,6 +80,34 @@ fn a_put_at_the_home_is_one_request_and_so_is_a_get() {
         let gets = counted(&scene, &Op::ALL).await;
         assert_eq!(gets.0 - puts.0, COUNT as u64);
         assert_eq!(gets.1, before.1, "nodes say nothing to each other");
+    });
+}
+
+/// How long the value is nobody knows: that is asked for first of the first one, and where one is longer than those before.
+#[test]
+fn a_value_of_any_length_is_one_request_if_others_were_as_long() {
+    run(1, || async {
+        let scene = Scene::of(NODES, 16 * MIB).await;
+        let client = scene.client().await;
+        let handle = client.handle().expect("room for a task");
+        for n in 0..COUNT {
+            put(&client, n, 1).await;
+        }
+        put_long(&client, COUNT).await;
+        let before = counted(&scene, &ASKED).await;
+        for n in 0..COUNT {
+            let bytes = handle.get_bytes(key(n)).await.expect("asked");
+            assert_eq!(bytes.map(|bytes| bytes.len()), Some(500));
+        }
+        let short = counted(&scene, &ASKED).await;
+        assert_eq!(short.0 - before.0, COUNT as u64 + 1);
+        let bytes = handle.get_bytes(key(COUNT)).await.expect("asked");
+        assert_eq!(bytes.map(|bytes| bytes.len()), Some(LONG));
+        let long = counted(&scene, &ASKED).await;
+        assert_eq!(long.0 - short.0, 3, "in vain, its length, and again");
+        assert_eq!(handle.get_bytes(key(COUNT + 1)).await, Ok(None));
+        let none = counted(&scene, &ASKED).await;
+        assert_eq!(none.0 - long.0, 1);
     });
 }
 
