@@ -27,7 +27,8 @@ use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskMessage, AskerId, ClearMessage, CommitMessage, Content, FillMessage,
     GatherMessage, GetMessage, HoldWish, ListMessage, NearWish, PeekMessage, ReadMessage,
-    ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage, SeatMessage, WriteMessage,
+    ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage, ScatterHead, ScatterMessage,
+    ScatterWrite, SeatMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
@@ -302,8 +303,12 @@ impl Stranger {
             10 => (Op::Ask.code(), self.questions(source, client)),
             _ => self.object(source, number, client),
         };
-        let sent = bytes_of(number);
-        let brings = [Op::Write, Op::Replicate, Op::Fill]
+        let sent = if op == Op::Scatter.code() {
+            scattered(number).map(bytes_of).concat()
+        } else {
+            bytes_of(number)
+        };
+        let brings = [Op::Write, Op::Scatter, Op::Replicate, Op::Fill]
             .map(Op::code)
             .contains(&op);
         let payload = region_of(&sent).filter(|_| brings);
@@ -434,6 +439,44 @@ impl Stranger {
     }
 }
 
+/// Which objects are written together.
+const fn scattered(number: u8) -> [u8; 2] {
+    [number, number / 2]
+}
+
+/// Two objects, the first of which may be the second as well, or of nothing.
+fn scattering(
+    source: &mut impl Source,
+    (asker, to): (AskerId, Seat),
+    number: u8,
+    body: &mut Vec<u8>,
+) -> Op {
+    let head = ScatterHead {
+        asker,
+        over_below: RequestId(0),
+        to,
+        kind: draw::kind(source),
+        namespace: draw::namespace(source),
+        wanted: source.below(4),
+        wait_ms: source.u8().into(),
+    };
+    let names = scattered(number).map(name);
+    let writes = scattered(number).into_iter().zip(&names);
+    let writes = writes.map(|(number, name)| {
+        let bytes = bytes_of(number);
+        ScatterWrite {
+            request: RequestId(source.below(8).into()),
+            len_bytes: u32::try_from(bytes.len()).expect("short"),
+            crc32c: crc32c(&bytes),
+            retention: retention(number),
+            key: Key::new(name).expect("short"),
+        }
+    });
+    let writes = writes.collect();
+    ScatterMessage { head, writes }.encode(FormatVersion::NEWEST, body);
+    Op::Scatter
+}
+
 /// A request that moves an object's bytes, or removes everything.
 fn moving(
     source: &mut impl Source,
@@ -441,6 +484,9 @@ fn moving(
     (number, known): (u8, Epoch),
     body: &mut Vec<u8>,
 ) -> Op {
+    if source.below(8) == 0 {
+        return scattering(source, (asker, to), number, body);
+    }
     let (request, namespace) = (RequestId(source.below(8).into()), draw::namespace(source));
     let ranges = (0..source.below(3)).map(|_| ByteRange {
         offset_bytes: u64::from(source.u8()) << 3,

@@ -25,6 +25,7 @@
 //! | `client` | [`Client`]: nodes that are listed |
 //! | `counting` | [`CoreReport`]: what a core counts |
 //! | [`drive`] | a core's drive: the log in a file, on a device or in a remote namespace |
+//! | `joined` | checksums of what is sent together |
 //! | `value` | [`Value`], [`extent_bytes`] |
 //! | `error` | [`StoreError`], [`ClusterError`], [`NodeError`] |
 #![forbid(unsafe_code)]
@@ -36,6 +37,7 @@ pub mod drive;
 mod error;
 mod glance;
 mod handle;
+mod joined;
 mod member;
 mod node;
 mod rails;

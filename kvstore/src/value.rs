@@ -162,6 +162,24 @@ impl Value {
         exposed.collect()
     }
 
+    /// Appends its pieces to `to`: what goes behind a request of several values.
+    pub(crate) fn append_to(&self, to: &mut Vec<WriteSource>) {
+        match &self.pieces {
+            Pieces::None => {}
+            Pieces::One(region) => to.push(WriteSource::Region(region.clone())),
+            Pieces::Many(pieces) => to.extend_from_slice(pieces),
+        }
+    }
+
+    /// In how many pieces it is.
+    pub(crate) fn pieces(&self) -> usize {
+        match &self.pieces {
+            Pieces::None => 0,
+            Pieces::One(_) => 1,
+            Pieces::Many(pieces) => pieces.len(),
+        }
+    }
+
     /// What goes behind a request.
     pub(crate) fn payload(&self) -> Option<Payload> {
         let crc32c = self.crc32c();

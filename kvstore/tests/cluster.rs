@@ -134,6 +134,10 @@ mod connections;
 mod strangers;
 
 #[cfg(test)]
+#[path = "cluster/scattered.rs"]
+mod scattered;
+
+#[cfg(test)]
 #[path = "cluster/striped.rs"]
 mod striped;
 

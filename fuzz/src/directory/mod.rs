@@ -18,7 +18,8 @@ use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
     AnswerMessage, Ask, AskMessage, AskerId, CopyPage, CopyPlace, FarWish, ListMessage, ListReply,
-    MeetMessage, NearWish, OpId, PairMessage, PushWish, ReachMessage, SeatMessage, ToHome, ToOwner,
+    MeetMessage, NearWish, OpId, PairMessage, PushWish, ReachMessage, ScatterMessage, Scattered,
+    SeatMessage, ToHome, ToOwner,
 };
 use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
@@ -124,6 +125,16 @@ fn messages(body: &[u8], reached: &mut Reached) {
     judge(ListMessage::decode(body).ok().map(|message| {
         let mut again = Vec::new();
         message.encode(version, &mut again);
+        again
+    }));
+    judge(ScatterMessage::decode(body).ok().map(|message| {
+        let mut again = Vec::new();
+        message.encode(version, &mut again);
+        again
+    }));
+    judge(Scattered::decode(version, body, 1).ok().map(|scattered| {
+        let mut again = Vec::new();
+        Scattered::encode(&scattered, version, &mut again);
         again
     }));
     judge(ListReply::decode(version, None, body).ok().map(|reply| {

@@ -25,8 +25,10 @@ use super::calls;
 use super::local::Local;
 use super::one_sided::Sights;
 use super::running::{Arrived, Brought, Ended, LentRoom, Running, SentValue, Table};
+use super::scattering::{ToWrite, Together};
 use crate::error::StoreErrorKind;
 use crate::seats::Seats;
+use crate::value::Value;
 
 /// How often the asker looks whether something is overdue.
 const TICK: Duration = Duration::from_millis(5);
@@ -58,6 +60,8 @@ pub(super) struct Asking {
     /// Questions that leave at the end of the turn.
     outbox: RefCell<BTreeMap<(Seat, Epoch), Vec<Ask>>>,
     flush: Signal,
+    /// Writes that leave with others.
+    pub(super) together: Together,
     /// Raised when an operation begins.
     begun: Signal,
     /// Raised when a newer map is wanted.
@@ -86,6 +90,7 @@ impl Asking {
             local,
             outbox: RefCell::default(),
             flush: Signal::default(),
+            together: Together::default(),
             begun: Signal::default(),
             stale: Signal::default(),
             map: RefCell::default(),
@@ -226,7 +231,7 @@ impl Asking {
                         continue;
                     };
                     if self.is_first(id, request) {
-                        self.spawn(calls::write(Rc::clone(self), id, seat, request, ask));
+                        self.write_soon(seat, ToWrite { id, request, ask });
                     }
                 }
                 AskerAction::MapWanted(_) => self.stale.raise(),
@@ -312,6 +317,12 @@ impl Asking {
     pub(super) fn send(&self, id: OperationId) -> Option<SentValue> {
         let mut table = self.table.borrow_mut();
         table.get_mut(id).and_then(Running::send)
+    }
+
+    /// The value of a write.
+    pub(super) fn value_of(&self, id: OperationId) -> Option<Value> {
+        let mut table = self.table.borrow_mut();
+        table.get_mut(id).and_then(|running| running.value.clone())
     }
 
     pub(super) fn reserved_of(&self, id: OperationId) -> Option<ReservationId> {

@@ -458,8 +458,15 @@ fn write_answer(called: Called) -> Result<WriteAnswer, StoreErrorKind> {
         Called::Never(kind) => return Err(kind),
         Called::Reply(version, reply) => (version, reply),
     };
-    Ok(match Status::from_code(reply.status) {
-        Status::Ok => WriteAnswer::decode(version, &reply.body)?,
+    match Status::from_code(reply.status) {
+        Status::Ok => Ok(WriteAnswer::decode(version, &reply.body)?),
+        status => refused_write(status),
+    }
+}
+
+/// What came of a write that was refused, or why it never will be done.
+pub(super) const fn refused_write(status: Status) -> Result<WriteAnswer, StoreErrorKind> {
+    Ok(match status {
         Status::WrongSeat => WriteAnswer::Aborted,
         Status::Full => WriteAnswer::Full,
         Status::Unavailable => WriteAnswer::Unavailable,

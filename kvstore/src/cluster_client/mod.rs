@@ -10,6 +10,7 @@
 //! | `devices` | [`DeviceClient`]: objects that come from devices and go to them |
 //! | `peeking` | lookups in batches |
 //! | `gathering` | gets of small objects in batches |
+//! | `scattering` | puts of small objects in batches |
 //! | `striping` | objects in parts: their parts, then their manifest |
 //! | `placing` | which nodes are tried for the first copy of an object |
 //! | `reserving` | [`Reservation`]: objects that are written in ranges |
@@ -41,6 +42,7 @@ mod peeking;
 mod placing;
 mod reserving;
 mod running;
+mod scattering;
 mod seeing;
 mod striping;
 

@@ -171,10 +171,12 @@ impl ClusterClient {
                 return Ok((object, Err(part_len)));
             }
             let mut places = self.places(key, &options, together);
-            let begun = self.begin_next(&mut places, object, until);
+            let together = &self.asking.together;
+            let begun = together.begin(|| self.begin_next(&mut places, object, until));
             Ok((object, Ok((places, begun))))
         });
         let end = async |begun: Result<_, StoreError>| {
+            self.asking.send_together();
             let (object, begun) = begun?;
             match begun {
                 Ok((places, begun)) => self.put_begun(object, places, begun, until).await,

@@ -88,7 +88,7 @@ impl LentRoom {
 pub(super) struct SentValue {
     pub(super) value: Value,
     /// Ends when the write is given up.
-    wanted: oneshot::Receiver<()>,
+    pub(super) wanted: oneshot::Receiver<()>,
 }
 
 impl SentValue {

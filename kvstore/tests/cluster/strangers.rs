@@ -1,4 +1,4 @@
-//! Nodes that say and count what a test wants, and hold nothing.
+//! Nodes that say and count what a test wants, and hold nothing, whatever they say of writes.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -10,6 +10,8 @@ use lunette_kvstore_proto::message::directory::{Answer as Told, AnswerMessage, A
 use lunette_kvstore_proto::message::{
     FormatVersion, FormatVersions, NodeCard, NodeStat, Op, Status,
 };
+use lunette_kvstore_proto::owner::WriteAnswer;
+use lunette_kvstore_proto::version::Version;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{spawn_local, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
@@ -32,9 +34,13 @@ pub(crate) struct Counts {
     pub(crate) stats: Cell<usize>,
     /// None of them is answered before that many were asked for.
     pub(crate) stats_awaited: Cell<usize>,
+    /// Writes that came alone.
+    pub(crate) writes: Cell<usize>,
+    /// Requests for many writes at once, which they do not know.
+    pub(crate) scatters: Cell<usize>,
 }
 
-/// A node of one core that knows of no object.
+/// A node of one core that knows of no object, and of no request that came later than most.
 pub(crate) struct Stranger {
     pub(crate) member: MapMember,
     told: Rc<Teller>,
@@ -60,6 +66,20 @@ fn misses(body: &[u8]) -> Response {
     let mut body = Vec::new();
     AnswerMessage { answers }.encode(FormatVersion::NEWEST, &mut body);
     response(Status::Ok, body)
+}
+
+fn written() -> Vec<u8> {
+    let version = Version {
+        epoch: Epoch(1),
+        sequence: 1,
+    };
+    let answer = WriteAnswer::Written {
+        version,
+        is_cut_off: false,
+    };
+    let mut body = Vec::new();
+    answer.encode(FormatVersion::NEWEST, &mut body);
+    body
 }
 
 impl Service for Teller {
@@ -89,7 +109,16 @@ impl Service for Teller {
                     response(Status::Ok, body)
                 }))
             }
-            _ => Intake::Answer(response(Status::Unsupported, Vec::new())),
+            (Ok(Op::Write), Some(_)) => {
+                self.counts.writes.set(self.counts.writes.get() + 1);
+                Intake::Answer(response(Status::Ok, written()))
+            }
+            (op, _) => {
+                let is_scatter = op == Ok(Op::Scatter);
+                let scatters = self.counts.scatters.get() + usize::from(is_scatter);
+                self.counts.scatters.set(scatters);
+                Intake::Answer(response(Status::Unsupported, Vec::new()))
+            }
         }
     }
 

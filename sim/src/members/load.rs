@@ -1,5 +1,7 @@
 //! What a client of a world does, and what it tells the ledger.
 
+mod putting;
+
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -7,8 +9,8 @@ use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, Fetched, GetFailure, Landing, NodeCore, Preferred,
-    PutOptions, Reserved, StoreError, StoreErrorKind, Stored, Value,
+    ClusterClient, ClusterClientOptions, Fetched, GetFailure, Landing, NodeCore, PutOptions,
+    Reserved, StoreError, StoreErrorKind, Stored, Value,
 };
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
@@ -42,7 +44,7 @@ const KEYS_OF_DEFAULT: usize = 2 * KEYS_OF_GROUP;
 const PINNED_KEY: usize = 6;
 const PINNED_BYTES_MAX: usize = 600;
 
-/// Keys that are got in one call.
+/// Keys that are put or got in one call, at most.
 const SEVERAL: usize = KEYS / 2;
 /// How long a node keeps room to which nothing is written.
 const RESERVED_KEEP: Duration = Duration::from_secs(2);
@@ -245,7 +247,8 @@ impl Load {
                 0..4 => self.get_into(&client, key, landed.as_ref()).await,
                 4 => self.get_several(&client, key).await,
                 5 | 6 => self.get_parts(&client, key, landed.as_ref()).await,
-                7..13 => self.put(&client, key, WriteKind::Put).await,
+                7 => self.put_several(&client, key).await,
+                8..13 => self.put(&client, key, WriteKind::Put).await,
                 // Changes are of few keys, so that other objects live to see a fault.
                 13 => self.put(&client, key % 4, WriteKind::Upsert).await,
                 14 => self.remove(&client, key % 4).await,
@@ -432,62 +435,6 @@ impl Load {
             }
             Err(failure) => self.on_failure(begun, &format!("get {key}"), &failure.error.kind),
         }
-    }
-
-    async fn put(&self, client: &ClusterClient, key: usize, kind: WriteKind) {
-        let client = &client.of_tenant(tenant_of(key));
-        let begun = self.log.now();
-        let value = self.ledger.borrow_mut().begin_write(begun, key, kind);
-        let value_copies = u8::try_from(value % 3).expect("small");
-        let copies = 1 + value_copies % self.copies_max;
-        let pin = pin_of(key, value);
-        let is_pinned = pin == Pin::Hard;
-        (self.ledger.borrow_mut()).on_wanted((key, value), copies, is_pinned);
-        // A third of them is wanted on one node, whatever has become of it.
-        let nodes = self.seeds.len() as u64;
-        let node = usize::try_from(value / 3 % nodes).expect("an index");
-        let named = &self.seeds[node..][..usize::from(value % 3 == 1)];
-        let options = PutOptions {
-            kind,
-            copies,
-            preferred: Preferred::new(named).expect("one"),
-            stripe_len: is_striped(key).then_some(STRIPE_BYTES),
-            pin,
-            group: group_of(key, value),
-            behind: parent_of(client, key, value),
-            ..PutOptions::default()
-        };
-        let bytes = bytes_of(value);
-        let put = if value % 4 == 3 {
-            put_in_ranges(client, &name(key), &bytes, options).await
-        } else {
-            client.put(&name(key), Value::new(bytes), options).await
-        };
-        let now = self.log.now();
-        self.log.note(&format!("{kind:?} {key} {value}: {put:?}"));
-        let (what, end, version) = match &put {
-            Ok(Stored::Written { version, .. }) => ("written", End::Done, Some(*version)),
-            Ok(Stored::Exists { .. }) => ("exists", End::Undone, None),
-            Err(error) => {
-                let what = format!("{kind:?} {key}");
-                if self.may_lack_room(begun, key, &error.kind) || self.was_late(begun, &error.kind)
-                {
-                    self.on_error(&what, &error.kind);
-                } else {
-                    self.on_failure(begun, &what, &error.kind);
-                }
-                match error.kind {
-                    StoreErrorKind::TimedOut => ("timed out", End::Undone, None),
-                    StoreErrorKind::ReservationLost | StoreErrorKind::Refused(_) => {
-                        ("room lost", End::Undone, None)
-                    }
-                    _ => ("interrupted", End::Doubt, None),
-                }
-            }
-        };
-        let mut ledger = self.ledger.borrow_mut();
-        ledger.count(what);
-        ledger.end_write(now, (key, value), end, version);
     }
 
     async fn remove(&self, client: &ClusterClient, key: usize) {

@@ -9,6 +9,7 @@
 //! | [`Ask`] | asker | home: lookups and removals |
 //! | [`Answer`] | home or owner | asker |
 //! | [`WriteMessage`], [`ReadMessage`] | asker | owner |
+//! | [`ScatterMessage`] | asker | owner: many writes at once |
 //! | [`GetMessage`] | asker | home: a lookup, or the bytes at once |
 //! | [`GatherMessage`] | asker | home: the bytes of many objects at once, or nothing |
 //! | [`ReserveMessage`], [`FillMessage`], [`CommitMessage`], [`RevokeMessage`] | asker | owner |
@@ -43,6 +44,7 @@ mod peek;
 mod peer;
 mod pulled;
 mod reserved;
+mod scatter;
 mod to_home;
 mod to_owner;
 mod wire;
@@ -66,6 +68,9 @@ pub use pulled::PullWish;
 pub use reserved::{
     CommitMessage, FillMessage, KEEP_MS_MAX, ReservationId, ReserveMessage, ReserveReply,
     RevokeMessage,
+};
+pub use scatter::{
+    SCATTERED_BYTES_MAX, SCATTERED_MAX, ScatterHead, ScatterMessage, ScatterWrite, Scattered,
 };
 pub use to_home::{OpId, ToHome};
 pub use to_owner::{HOLDERS_MAX, Refusal, ToOwner};

@@ -70,6 +70,8 @@ pub enum Op {
     WritePulled = 31,
     /// Keys of what an owner has, page by page.
     List = 32,
+    /// As [`Write`](Self::Write), of small objects of many keys in one request.
+    Scatter = 33,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -83,7 +85,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -116,6 +118,7 @@ impl Op {
         Self::PairAsking,
         Self::WritePulled,
         Self::List,
+        Self::Scatter,
     ];
 
     /// Its code on the wire.
@@ -167,7 +170,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=32).collect();
+        let expected: Vec<u16> = (1..=33).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

@@ -9,11 +9,11 @@ use lunette_kvstore_proto::owner::Read;
 use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::Form;
 use lunette_runtime::net::Pin;
-use lunette_runtime_core::checksum::{after_zeroes, crc32c, product};
 use lunette_transfer::{Payload, Response, WriteSource};
 
 use super::{MemberService, version_of};
 use crate::counting::Outcome;
+use crate::joined::Joined;
 use crate::member::bytes::Extent;
 use crate::member::core::MemberCore;
 use crate::refusals::bad_request;
@@ -38,29 +38,6 @@ struct Gathering {
     checksum: Joined,
 }
 
-/// A checksum of many parts, from theirs.
-struct Joined {
-    crc32c: u32,
-    /// What so many bytes do to what came before them: most objects of a batch have one length.
-    shift: (u32, u32),
-}
-
-impl Joined {
-    fn new() -> Self {
-        Self {
-            crc32c: crc32c(&[]),
-            shift: (0, after_zeroes(0)),
-        }
-    }
-
-    fn push(&mut self, then: u32, len_bytes: u32) {
-        if self.shift.0 != len_bytes {
-            self.shift = (len_bytes, after_zeroes(len_bytes.into()));
-        }
-        self.crc32c = product(self.shift.1, self.crc32c) ^ then;
-    }
-}
-
 impl Gathering {
     fn push(&mut self, id: EntryId, extent: &Extent) {
         self.pins.ids.push(id);
@@ -74,7 +51,7 @@ impl Gathering {
         if self.pieces.is_empty() {
             return None;
         }
-        let payload = Payload::pieces(self.pieces, self.checksum.crc32c);
+        let payload = Payload::pieces(self.pieces, self.checksum.crc32c());
         Some(payload.pinned(Pin::new(self.pins)))
     }
 }
@@ -162,20 +139,5 @@ impl MemberService {
                 }
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn checksums_of_objects_join_to_that_of_all() {
-        let parts: [&[u8]; 6] = [b"a", &[7; 4096], &[0; 4096], b"", &[9; 100], b"zz"];
-        let mut joined = Joined::new();
-        for part in parts {
-            joined.push(crc32c(part), u32::try_from(part.len()).expect("short"));
-        }
-        assert_eq!(joined.crc32c, crc32c(&parts.concat()));
     }
 }

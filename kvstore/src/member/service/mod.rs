@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `writing` | writes and replicas, whose bytes come with them |
+//! | `scattering` | writes of many objects in one request |
 //! | `reserved` | objects whose bytes come in ranges |
 //! | `reading` | reads, lookups and removals |
 //! | `gathering` | objects of many keys in one answer |
@@ -20,6 +21,7 @@ mod messages;
 mod pushing;
 mod reading;
 mod reserved;
+mod scattering;
 mod writing;
 
 use std::rc::Rc;
@@ -39,10 +41,11 @@ use super::steering::Steer;
 use crate::counting::{CoreReport, Counting, Outcome};
 use crate::refusals::{bad_request, refusal, stat_response};
 use reserved::PendingFill;
+use scattering::{PendingScatter, on_scattered};
 use writing::{PendingReplica, PendingWrite, on_written};
 
 /// What members of clusters are asked.
-const OPS: [Op; 28] = [
+const OPS: [Op; 29] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -71,6 +74,7 @@ const OPS: [Op; 28] = [
     Op::PairAsking,
     Op::WritePulled,
     Op::List,
+    Op::Scatter,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -81,6 +85,7 @@ pub(crate) enum Pending {
     Write(PendingWrite),
     Replica(PendingReplica),
     Fill(PendingFill),
+    Scatter(PendingScatter),
 }
 
 /// The service of one core.
@@ -211,6 +216,7 @@ impl Service for MemberService {
             Ok(Op::Ask) => self.ask(request.body, counted),
             Ok(Op::Write) => self.write(&request, counted),
             Ok(Op::WritePulled) => self.write_pulled(&request, counted),
+            Ok(Op::Scatter) => self.scatter(&request, counted),
             Ok(Op::Find) => self.find(request.body, counted),
             Ok(Op::Read) => self.read(request.body, counted),
             Ok(Op::Replicate) => self.replicate(&request, counted),
@@ -249,6 +255,7 @@ impl Service for MemberService {
             Pending::Write(pending) => on_written(&self.core, pending, room, outcome),
             Pending::Replica(pending) => self.on_replicated(pending, room, outcome),
             Pending::Fill(pending) => self.on_filled(pending, room, outcome),
+            Pending::Scatter(pending) => on_scattered(&self.core, pending, room, outcome),
         }
     }
 

@@ -494,6 +494,7 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::FindNear) => "find_near",
         Some(Op::ReadNear) => "read_near",
         Some(Op::Gather) => "gather",
+        Some(Op::Scatter) => "scatter",
         Some(Op::Adapters) => "adapters",
         Some(Op::Pair) => "pair",
         Some(Op::FindPushed) => "find_pushed",

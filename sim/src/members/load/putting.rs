@@ -1,0 +1,107 @@
+//! What a client of a world puts, and what it tells the ledger of it.
+
+use lunette_kvstore::{
+    ClusterClient, Preferred, PutOptions, StoreError, StoreErrorKind, Stored, Value,
+};
+use lunette_kvstore_proto::retention::Pin;
+use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime_core::time::Time;
+
+use super::{
+    KEYS, Load, SEVERAL, STRIPE_BYTES, bytes_of, group_of, is_striped, name, parent_of, pin_of,
+    put_in_ranges, tenant_of,
+};
+use crate::members::ledger::End;
+
+impl Load {
+    pub(super) async fn put(&self, client: &ClusterClient, key: usize, kind: WriteKind) {
+        let client = &client.of_tenant(tenant_of(key));
+        let begun = self.log.now();
+        let value = self.ledger.borrow_mut().begin_write(begun, key, kind);
+        let value_copies = u8::try_from(value % 3).expect("small");
+        let copies = 1 + value_copies % self.copies_max;
+        let pin = pin_of(key, value);
+        let is_pinned = pin == Pin::Hard;
+        (self.ledger.borrow_mut()).on_wanted((key, value), copies, is_pinned);
+        // A third of them is wanted on one node, whatever has become of it.
+        let nodes = self.seeds.len() as u64;
+        let node = usize::try_from(value / 3 % nodes).expect("an index");
+        let named = &self.seeds[node..][..usize::from(value % 3 == 1)];
+        let options = PutOptions {
+            kind,
+            copies,
+            preferred: Preferred::new(named).expect("one"),
+            stripe_len: is_striped(key).then_some(STRIPE_BYTES),
+            pin,
+            group: group_of(key, value),
+            behind: parent_of(client, key, value),
+            ..PutOptions::default()
+        };
+        let bytes = bytes_of(value);
+        let put = if value % 4 == 3 {
+            put_in_ranges(client, &name(key), &bytes, options).await
+        } else {
+            client.put(&name(key), Value::new(bytes), options).await
+        };
+        self.on_put((key, value), begun, kind, put);
+    }
+
+    /// Several keys of one tenant, in one call.
+    pub(super) async fn put_several(&self, client: &ClusterClient, first: usize) {
+        let begun = self.log.now();
+        let tenant = tenant_of(first);
+        let keys = (first..first + SEVERAL).map(|key| key % KEYS);
+        let keys = keys.filter(|&key| tenant_of(key) == tenant && !is_striped(key));
+        let (mut written, mut objects) = (Vec::new(), Vec::new());
+        for key in keys {
+            let mut ledger = self.ledger.borrow_mut();
+            let value = ledger.begin_write(begun, key, WriteKind::Put);
+            ledger.on_wanted((key, value), self.copies_max, false);
+            written.push((key, value));
+            objects.push((name(key), Value::new(bytes_of(value))));
+        }
+        let options = PutOptions {
+            copies: self.copies_max,
+            ..PutOptions::default()
+        };
+        let client = client.of_tenant(tenant);
+        let put = client.put_all(&objects, options).await;
+        for (written, put) in written.into_iter().zip(put) {
+            self.on_put(written, begun, WriteKind::Put, put);
+        }
+    }
+
+    fn on_put(
+        &self,
+        (key, value): (usize, u64),
+        begun: Time,
+        kind: WriteKind,
+        put: Result<Stored, StoreError>,
+    ) {
+        let now = self.log.now();
+        self.log.note(&format!("{kind:?} {key} {value}: {put:?}"));
+        let (what, end, version) = match &put {
+            Ok(Stored::Written { version, .. }) => ("written", End::Done, Some(*version)),
+            Ok(Stored::Exists { .. }) => ("exists", End::Undone, None),
+            Err(error) => {
+                let what = format!("{kind:?} {key}");
+                if self.may_lack_room(begun, key, &error.kind) || self.was_late(begun, &error.kind)
+                {
+                    self.on_error(&what, &error.kind);
+                } else {
+                    self.on_failure(begun, &what, &error.kind);
+                }
+                match error.kind {
+                    StoreErrorKind::TimedOut => ("timed out", End::Undone, None),
+                    StoreErrorKind::ReservationLost | StoreErrorKind::Refused(_) => {
+                        ("room lost", End::Undone, None)
+                    }
+                    _ => ("interrupted", End::Doubt, None),
+                }
+            }
+        };
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.count(what);
+        ledger.end_write(now, (key, value), end, version);
+    }
+}
