@@ -90,6 +90,20 @@ pub fn directory(data: &[u8]) -> Reached {
     core.reached
 }
 
+/// Many writes in one message, and what came of one.
+fn batched(body: &[u8], version: FormatVersion, judge: &mut impl FnMut(Option<Vec<u8>>)) {
+    judge(ScatterMessage::decode(body).ok().map(|message| {
+        let mut again = Vec::new();
+        message.encode(version, &mut again);
+        again
+    }));
+    judge(Scattered::decode(version, body, 1).ok().map(|scattered| {
+        let mut again = Vec::new();
+        Scattered::encode(&scattered, version, &mut again);
+        again
+    }));
+}
+
 /// What is understood has one form, and is written again as it was.
 fn messages(body: &[u8], reached: &mut Reached) {
     let mut judge = |again: Option<Vec<u8>>| match again {
@@ -127,16 +141,7 @@ fn messages(body: &[u8], reached: &mut Reached) {
         message.encode(version, &mut again);
         again
     }));
-    judge(ScatterMessage::decode(body).ok().map(|message| {
-        let mut again = Vec::new();
-        message.encode(version, &mut again);
-        again
-    }));
-    judge(Scattered::decode(version, body, 1).ok().map(|scattered| {
-        let mut again = Vec::new();
-        Scattered::encode(&scattered, version, &mut again);
-        again
-    }));
+    batched(body, version, &mut judge);
     judge(ListReply::decode(version, None, body).ok().map(|reply| {
         let mut again = Vec::new();
         reply.encode(version, &mut again);

@@ -356,8 +356,8 @@ impl Asking {
         let mut out = Vec::new();
         {
             let mut asker = self.asker.borrow_mut();
+            let now = time::now();
             for news in news {
-                let now = time::now();
                 match news {
                     News::Answer(request, answer) => {
                         if let Some(id) = asker.operation_of(request) {

@@ -187,17 +187,17 @@ impl Running {
     }
 }
 
-/// All operations under way.
+/// All operations under way, each where it stays: what is moved whenever others come and go is short.
 #[derive(Debug, Default)]
-pub(super) struct Table(BTreeMap<OperationId, Running>);
+pub(super) struct Table(BTreeMap<OperationId, Box<Running>>);
 
 impl Table {
     pub(super) fn insert(&mut self, id: OperationId, running: Running) {
-        self.0.insert(id, running);
+        self.0.insert(id, Box::new(running));
     }
 
     pub(super) fn get_mut(&mut self, id: OperationId) -> Option<&mut Running> {
-        self.0.get_mut(&id)
+        self.0.get_mut(&id).map(|running| &mut **running)
     }
 
     /// The operation is over. Its caller is told when no call has its room any more.
@@ -220,7 +220,7 @@ impl Table {
     }
 
     /// Nobody waits for the operation any more, which changes nothing.
-    pub(super) fn give_up(&mut self, id: OperationId) -> Option<Running> {
+    pub(super) fn give_up(&mut self, id: OperationId) -> Option<Box<Running>> {
         self.0.remove(&id)
     }
 
@@ -229,7 +229,7 @@ impl Table {
         if running.lent.is_some() || running.outcome.is_none() {
             return;
         }
-        let running = self.0.remove(&id).expect("just looked at");
+        let running = *self.0.remove(&id).expect("just looked at");
         let ended = Ended {
             outcome: running.outcome.expect("just looked at"),
             room: running.room,

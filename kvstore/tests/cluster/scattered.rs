@@ -223,13 +223,16 @@ fn an_owner_that_knows_no_such_request_is_sent_the_writes_one_by_one() {
     });
 }
 
+/// A request, a key, a length and a checksum.
+type Write<'a> = (u64, &'a [u8], u32, u32);
+
 struct Asker {
     connection: Connection,
     to: Seat,
 }
 
 impl Asker {
-    async fn scatter(&self, writes: Vec<(u64, &[u8], u32, u32)>, bytes: Vec<u8>) -> Reply {
+    async fn scatter(&self, writes: Vec<Write<'_>>, bytes: Vec<u8>) -> Reply {
         let head = ScatterHead {
             asker: AskerId(77),
             over_below: RequestId(0),
@@ -309,7 +312,7 @@ fn what_makes_no_sense_is_refused_and_changes_nothing() {
         let (connection, to) = stranger(&client).await;
         let asker = Rc::new(Asker { connection, to });
         let (a, b) = (crc32c(b"aaaa"), crc32c(b"bb"));
-        let bad: [(Vec<(u64, &[u8], u32, u32)>, &[u8]); 6] = [
+        let bad: [(Vec<Write<'_>>, &[u8]); 6] = [
             // Nothing, checksums of others, lengths that are not the payload's, an empty value, no payload.
             (vec![], b""),
             (vec![(1, b"a", 4, a), (2, b"b", 2, a)], b"aaaabb"),
