@@ -11,7 +11,7 @@ use lunette_bench::harness::Plan;
 use lunette_kvstore::{ClusterOptions, Node, NodeOptions};
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{CoreOptions, Idle, Placement, block_on, spawn_local, topology};
+use lunette_runtime::{ControlHere, CoreOptions, Idle, Placement, block_on, spawn_local, topology};
 use lunette_runtime_core::ids::NodeId;
 use lunette_transfer::engine::{Engine, EngineOptions, RegisterOptions};
 
@@ -265,8 +265,9 @@ fn serve_store(cpu: usize, spin: Duration, cluster: Option<ClusterOptions>) -> i
         node.joined().map_err(io::Error::other)?;
     }
     announce(node.address())?;
-    // Until this process is killed.
+    // Until this process is killed; as `lunette serve` does.
+    let mut control = ControlHere::take().map_err(io::Error::other)?;
     loop {
-        std::thread::park();
+        control.serve_for(Duration::from_secs(1));
     }
 }

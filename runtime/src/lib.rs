@@ -19,7 +19,7 @@
 //! | [`Patience`] | whether such a thread does well to look for its answer before it sleeps |
 //! | [`Scope`], [`Class`] | tasks that end with their owner; tasks by urgency |
 //! | [`fs`] | files, buffered and direct |
-//! | [`control()`] | calls that block, on a thread of their own |
+//! | [`control()`], [`ControlHere`] | calls that block, on a thread of their own or one that only waits |
 //! | [`net`] | TCP listener and stream; packets with descriptors between processes |
 //! | [`vectored`] | lists that one operation gathers from or scatters to |
 //! | [`core_local`] | what tasks of one core share |
@@ -84,7 +84,7 @@ pub mod vectored;
 mod watched;
 
 pub use boot::{HostClock, boot_id};
-pub use control::{CONTROL_CALLS_MAX, ControlError, control};
+pub use control::{CONTROL_CALLS_MAX, ControlError, ControlHere, control};
 pub use current::{
     RegisterError, add_source, arena, can_spawn, core_count, core_counts, core_local, core_waker,
     current_core, driver, register_arena, spawn_local, spawn_local_as,

@@ -4,16 +4,18 @@ use std::env;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
 use std::process;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use lunette::kvstore::{Node, NodeError, NodeOptions, Prefault};
 use lunette::runtime::arena::HugePages;
-use lunette::runtime::{NodeId, Placement, StartError};
+use lunette::runtime::{ControlHere, NodeId, Placement, StartError};
 use lunette_cluster::proto::map::ClusterMap;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 use super::arguments::ServeArguments;
@@ -25,7 +27,7 @@ use super::{output, stat};
 /// Lets nodes listen beyond loopback if it is 1.
 const INSECURE: &str = "LUNETTE_INSECURE";
 
-/// How often a member looks whether it has joined.
+/// How often it is looked whether the node is to end, or has joined.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long connections may take to end in good order.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,14 +46,7 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
         check_listen(metrics, false).map_err(refused)?;
     }
     // Before anything is started, so that a signal never finds the process unprepared.
-    let (end, ended) = mpsc::channel();
-    let ending = end.clone();
-    end_on_signals(move |why| {
-        if ending.send(why).is_err() {
-            tracing::debug!("the node has been ended otherwise");
-        }
-    })
-    .map_err(|error| Failure::file("signals", error))?;
+    let end = End::on_signals().map_err(|error| Failure::file("signals", error))?;
     let options = NodeOptions {
         cluster,
         tier: arguments.join.tier()?,
@@ -61,7 +56,7 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     let (id, cores) = (options.id, options.placement.cores());
     let node = start(options)?;
     if arguments.until_stdin_ends {
-        end_with_stdin(end);
+        end_with_stdin(Arc::clone(&end.input));
     }
     let subject = Subject {
         node_id: id.0,
@@ -73,9 +68,9 @@ pub(super) fn serve(arguments: &ServeArguments, as_json: bool) -> Result<(), Fai
     let metrics = observation.as_ref().map(Observation::address);
     announce(&node, (subject, metrics), arguments.memory, as_json)?;
     let refused = if is_member {
-        be_member(&node, &ended, as_json)?
+        be_member(&node, &end, as_json)?
     } else {
-        let why = ended.recv().unwrap_or("nobody is left to end it");
+        let why = end.wait_unless(|| false);
         tracing::info!(node = id.0, why, "shutting down");
         None
     };
@@ -110,11 +105,7 @@ pub(super) fn check_listen(listen: SocketAddr, is_guarded: bool) -> Result<(), F
 
 /// Says when the node is a member of its cluster, waits for the end, and leaves. Why it cannot be a
 /// member, if it was refused.
-fn be_member(
-    node: &Node,
-    ended: &mpsc::Receiver<&'static str>,
-    as_json: bool,
-) -> Result<Option<NodeError>, Failure> {
+fn be_member(node: &Node, end: &End, as_json: bool) -> Result<Option<NodeError>, Failure> {
     thread::scope(|scope| {
         let (tell, told) = mpsc::channel();
         scope.spawn(move || {
@@ -123,23 +114,24 @@ fn be_member(
                 tracing::debug!("the node ends before it is a member");
             }
         });
-        let why = loop {
-            match told.try_recv() {
-                Ok(Ok(map)) => {
-                    if let Err(error) = announce_member(&map, as_json) {
-                        // A node does not end because nobody listens to it any more.
-                        tracing::warn!(%error, "a member of the cluster");
-                    }
+        let mut refused = None;
+        let why = end.wait_unless(|| match told.try_recv() {
+            Ok(Ok(map)) => {
+                if let Err(error) = announce_member(&map, as_json) {
+                    // A node does not end because nobody listens to it any more.
+                    tracing::warn!(%error, "a member of the cluster");
                 }
-                // It has left, below.
-                Ok(Err(NodeError::NoCluster)) | Err(_) => {}
-                Ok(Err(refusal)) => return Ok(Some(refusal)),
+                false
             }
-            match ended.recv_timeout(LOOK) {
-                Ok(why) => break why,
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => break "nobody is left to end it",
+            // It has left, below.
+            Ok(Err(NodeError::NoCluster)) | Err(_) => false,
+            Ok(Err(refusal)) => {
+                refused = Some(refusal);
+                true
             }
+        });
+        let Some(why) = why else {
+            return Ok(refused);
         };
         tracing::info!(why, "leaving the cluster");
         if let Err(error) = node.leave() {
@@ -269,15 +261,59 @@ pub(super) fn end_on_signals(end: impl FnOnce(&'static str) + Send + 'static) ->
     Ok(())
 }
 
-/// Sends when standard input has ended.
-fn end_with_stdin(end: mpsc::Sender<&'static str>) {
+/// Why a node is to end.
+struct End {
+    signal: Arc<AtomicBool>,
+    input: Arc<AtomicBool>,
+}
+
+impl End {
+    /// From now on signals ask for it.
+    fn on_signals() -> io::Result<Self> {
+        let signal = Arc::default();
+        for number in [SIGINT, SIGTERM] {
+            flag::register(number, Arc::clone(&signal))?;
+        }
+        let input = Arc::default();
+        Ok(Self { signal, input })
+    }
+
+    fn why(&self) -> Option<&'static str> {
+        if self.signal.load(Ordering::Relaxed) {
+            Some("signal")
+        } else if self.input.load(Ordering::Relaxed) {
+            Some("standard input ended")
+        } else {
+            None
+        }
+    }
+
+    /// Waits until there is a reason, or `is_over`, which is asked from time to time. Meanwhile this thread does what blocks
+    /// for the node's cores: a node has no thread that only waits.
+    fn wait_unless(&self, mut is_over: impl FnMut() -> bool) -> Option<&'static str> {
+        let mut control = ControlHere::take();
+        loop {
+            if is_over() {
+                return None;
+            }
+            if let Some(why) = self.why() {
+                return Some(why);
+            }
+            match &mut control {
+                Ok(control) => control.serve_for(LOOK),
+                Err(_gone) => thread::sleep(LOOK),
+            }
+        }
+    }
+}
+
+/// Says when standard input has ended.
+fn end_with_stdin(ended: Arc<AtomicBool>) {
     thread::spawn(move || {
         let mut buffer = [0; 512];
         let mut stdin = io::stdin().lock();
         while matches!(stdin.read(&mut buffer), Ok(count) if count > 0) {}
-        if end.send("standard input ended").is_err() {
-            tracing::debug!("the node has been ended otherwise");
-        }
+        ended.store(true, Ordering::Relaxed);
     });
 }
 

@@ -38,6 +38,20 @@ fn cpus_of_cores(node: &Node) -> Vec<String> {
     lists
 }
 
+/// The one that waits for its end does what blocks for its cores.
+#[test]
+fn it_has_a_thread_for_each_core_and_one_more() {
+    for cores in [1, 2] {
+        let node = Node::start("8MiB", &["--core-count", &cores.to_string()]);
+        let tasks = format!("/proc/{}/task", node.child.id());
+        let threads = || fs::read_dir(&tasks).expect("a process").count();
+        await_that("those that started it are gone", || threads() == cores + 1);
+        run_with_input(&["put", "--nodes", node.address(), "key"], b"value").ended_with(0);
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(threads(), cores + 1);
+    }
+}
+
 #[test]
 fn nodes_of_one_host_choose_cpus_of_their_own_as_long_as_there_are_any() {
     let claims = tempfile::tempdir().expect("a folder");
