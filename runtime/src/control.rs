@@ -22,7 +22,7 @@ pub const CONTROL_CALLS_MAX: usize = 256;
 enum Ask {
     Call(Box<dyn FnOnce() + Send>),
     /// To end, and to give what is asked later to another thread.
-    HandOver(SyncSender<Receiver<Ask>>),
+    HandOver(SyncSender<Receiver<Self>>),
 }
 
 /// Why the control thread did not take a call. Nothing has been done.
