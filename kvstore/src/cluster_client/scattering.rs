@@ -88,9 +88,11 @@ fn is_short(value: &Value) -> bool {
 impl Asking {
     /// Sends a write with others of its owner, or alone.
     pub(super) fn write_soon(self: &Rc<Self>, seat: Seat, to_write: ToWrite) {
-        let value = self.value_of(to_write.id).filter(is_short);
-        let is_sent = self.adapters.len() == 0 && !self.together.strangers.borrow().contains(&seat);
-        let Some(value) = value.filter(|_| is_sent && self.together.is_open()) else {
+        let may_wait = self.together.is_open()
+            && self.adapters.len() == 0
+            && !self.together.strangers.borrow().contains(&seat);
+        let value = may_wait.then(|| self.value_of(to_write.id)).flatten();
+        let Some(value) = value.filter(is_short) else {
             return self.write_alone(seat, to_write);
         };
         let mut waiting = self.together.waiting.borrow_mut();
