@@ -15,8 +15,8 @@ use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_runtime::{Signal, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::time::Time;
-use lunette_transfer::{ConnectError, Connection, Guard};
-use lunette_transfer_proto::hello::Hello;
+use lunette_transfer::{ConnectError, Connection, Guard, Line};
+use lunette_transfer_proto::hello::{Agreement, Hello};
 use thiserror::Error;
 
 use crate::node::hello;
@@ -268,7 +268,36 @@ impl Seats {
     }
 
     async fn connect(&self, seat: Seat) -> Result<Link, SeatFault> {
-        let (node, mut address) = self.address(seat)?;
+        let (node, address) = self.address(seat).await?;
+        let _making = self.room().await?;
+        let connection = connect(address, &self.linking).await?;
+        let version = version_of(connection.agreement(), node, seat)?;
+        Ok(Link {
+            connection: Rc::new(connection),
+            version,
+            rails: Rc::default(),
+        })
+    }
+
+    /// A connection to a seat for a thread, beside this core's own and not counted as one; with the newest version that both
+    /// sides speak. `None` where threads cannot have one.
+    pub(crate) async fn line(
+        &self,
+        seat: Seat,
+    ) -> Result<Option<(Line, FormatVersion)>, SeatFault> {
+        let (node, address) = self.address(seat).await?;
+        let (hello, guard) = (hello_of(&self.linking), self.linking.guard.as_ref());
+        let timeout = self.linking.connect_timeout;
+        let Some(line) = Line::connect(address, hello, timeout, guard).await? else {
+            return Ok(None);
+        };
+        let version = version_of(line.agreement(), node, seat)?;
+        Ok(Some((line, version)))
+    }
+
+    /// Whose seat it is, and where that listens.
+    async fn address(&self, seat: Seat) -> Result<(NodeId, SocketAddr), SeatFault> {
+        let (node, mut address) = self.first_address(seat)?;
         let first = Seat {
             core: CoreIndex(0),
             ..seat
@@ -280,35 +309,33 @@ impl Seats {
             let port = card.ports.get(usize::from(seat.core.0));
             address.set_port(*port.ok_or(SeatFault::NotInMap)?);
         }
-        let _making = self.room().await?;
-        self.greet(address, node, seat.core).await
+        Ok((node, address))
     }
 
-    fn address(&self, seat: Seat) -> Result<(NodeId, SocketAddr), SeatFault> {
+    fn first_address(&self, seat: Seat) -> Result<(NodeId, SocketAddr), SeatFault> {
         let map = self.map.borrow();
         let member = map.member(seat.node).filter(|_| has_seat(&map, seat));
         let member = member.ok_or(SeatFault::NotInMap)?;
         Ok((member.id, member.address))
     }
+}
 
-    async fn greet(
-        &self,
-        address: SocketAddr,
-        node: NodeId,
-        core: CoreIndex,
-    ) -> Result<Link, SeatFault> {
-        let connection = connect(address, &self.linking).await?;
-        let card = NodeCard::decode(&connection.agreement().greeting)?;
-        if (card.node_id, card.core) != (node, core) {
-            return Err(SeatFault::Another);
-        }
-        let version = card.common_version();
-        let version = version.map_err(|theirs| SeatFault::Versions { theirs })?;
-        Ok(Link {
-            connection: Rc::new(connection),
-            version,
-            rails: Rc::default(),
-        })
+/// The newest version that both sides speak, if this is the seat's greeting.
+fn version_of(agreement: &Agreement, node: NodeId, seat: Seat) -> Result<FormatVersion, SeatFault> {
+    let card = NodeCard::decode(&agreement.greeting)?;
+    if (card.node_id, card.core) != (node, seat.core) {
+        return Err(SeatFault::Another);
+    }
+    let version = card.common_version();
+    version.map_err(|theirs| SeatFault::Versions { theirs })
+}
+
+/// What this side says of itself.
+fn hello_of(linking: &Linking) -> Hello {
+    Hello {
+        session_epoch: linking.session_epoch,
+        in_flight_max: linking.in_flight_max,
+        ..hello(Vec::new())
     }
 }
 
@@ -317,11 +344,7 @@ pub(crate) async fn connect(
     address: SocketAddr,
     linking: &Linking,
 ) -> Result<Connection, ConnectError> {
-    let ours = Hello {
-        session_epoch: linking.session_epoch,
-        in_flight_max: linking.in_flight_max,
-        ..hello(Vec::new())
-    };
+    let ours = hello_of(linking);
     let guard = linking.guard.as_ref();
     Connection::connect_guarded(address, ours, linking.connect_timeout, guard).await
 }

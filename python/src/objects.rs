@@ -17,7 +17,7 @@ use pyo3::types::PyBytes;
 use crate::failure::{Invalid, of_store};
 use crate::memory::{Loans, Registered};
 use crate::store::Wishes;
-use crate::waiting::{wait, wait_for_handing, wait_for_many};
+use crate::waiting::{wait, wait_for_many, wait_for_steps};
 
 /// Addresses and lengths of each object's pieces.
 pub(crate) type Pieces = (Vec<Vec<usize>>, Vec<Vec<usize>>);
@@ -373,7 +373,7 @@ fn hand_over(
         let (objects, options) = wishes.of_each(objects, refused.iter().map(Option::is_some))?;
         let mut handing = asking.handle.hand_over(objects, options);
         let keeps_gil = handing.left_bytes() <= COPIED_WITH_GIL_MAX;
-        wait_for_handing(py, &mut handing, keeps_gil)?;
+        wait_for_steps(py, &mut handing, keeps_gil)?;
         let stored = wait(py, handing.finish())?;
         Ok(written(refused, stored))
     };

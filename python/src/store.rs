@@ -27,7 +27,7 @@ use crate::objects::{
 use crate::opening::{Cores, NativeCluster, Open, address};
 use crate::owned::Owned;
 use crate::queue::{Making, NativeQueue};
-use crate::waiting::wait;
+use crate::waiting::{wait, wait_for_steps};
 
 /// How objects are written: whether over what is there, how many copies, whether all of a batch on one node, the
 /// nodes that are preferred, for how many seconds they outlast others in memory, the group of each, and the key that each
@@ -234,7 +234,9 @@ impl NativeStore {
 
     /// Whether there is an object, in the order of `keys`; or an exception.
     fn exists<'py>(&self, py: Python<'py>, keys: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyList>> {
-        listed(py, failures(wait(py, self.handle()?.exists(keys))?))
+        let mut looking = self.handle()?.look_up(keys);
+        wait_for_steps(py, &mut looking, true)?;
+        listed(py, failures(wait(py, looking.finish())?))
     }
 
     /// Whether there was an object, in the order of `keys`; or an exception.

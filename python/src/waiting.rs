@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use lunette_kvstore::Handing;
+use lunette_kvstore::{Handing, Looking};
 use lunette_runtime::{Patience, WORK_MAX};
 use pyo3::prelude::*;
 
@@ -141,31 +141,59 @@ fn look_and_sleep<T>(
     polled
 }
 
-/// As [`wait`], for what is handed over: its bytes are copied meanwhile, without the GIL unless it `keeps_gil`.
+/// What a thread does itself, step by step.
+pub(crate) trait Stepped: Send {
+    /// Goes on as far as it can; whether it is done.
+    fn step(&mut self) -> bool;
+    /// Blocks until it is done, and no longer than `timeout`; whether it is.
+    fn wait(&mut self, timeout: Duration) -> bool;
+}
+
+impl Stepped for Handing {
+    fn step(&mut self) -> bool {
+        Self::step(self)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> bool {
+        Self::wait(self, timeout)
+    }
+}
+
+impl Stepped for Looking {
+    fn step(&mut self) -> bool {
+        Self::step(self)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> bool {
+        Self::wait(self, timeout)
+    }
+}
+
+/// As [`wait`], for what this thread does itself meanwhile, without the GIL unless it `keeps_gil`.
 ///
 /// # Errors
 /// What a handler of a signal raised.
-pub(crate) fn wait_for_handing(
+pub(crate) fn wait_for_steps(
     py: Python<'_>,
-    handing: &mut Handing,
+    steps: &mut impl Stepped,
     keeps_gil: bool,
 ) -> PyResult<()> {
     if keeps_gil {
-        let mut is_done = handing.step();
+        let mut is_done = steps.step();
         let begun = Instant::now();
         let spin = PATIENCE.with(|patience| patience.spin(SPIN));
         while !is_done && begun.elapsed() < spin {
             std::hint::spin_loop();
-            is_done = handing.step();
+            is_done = steps.step();
         }
         while !is_done {
-            is_done = py.detach(|| handing.wait(SIGNALS));
+            is_done = py.detach(|| steps.wait(SIGNALS));
             py.check_signals()?;
         }
         PATIENCE.with(|patience| patience.learn(spin, begun.elapsed()));
         return Ok(());
     }
-    while !py.detach(|| handing.wait(SIGNALS)) {
+    while !py.detach(|| steps.wait(SIGNALS)) {
         py.check_signals()?;
     }
     Ok(())

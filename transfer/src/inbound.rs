@@ -227,6 +227,13 @@ impl Inbound {
         Ok(output)
     }
 
+    /// What has been received behind the handshake, for who reads on, which begins with a frame. Nothing may be sealed.
+    pub(crate) fn into_unread(self) -> Vec<u8> {
+        assert!(self.opening.is_none(), "who reads on opens no records");
+        let staging = self.staging.expect("no receive is in flight");
+        staging.as_slice()[self.unread].to_vec()
+    }
+
     /// Receives until the connection ends, and says why.
     pub(crate) async fn run(&mut self, sink: &mut impl Sink) -> CloseReason {
         loop {

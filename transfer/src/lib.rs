@@ -12,7 +12,7 @@
 //! | [`adapters`] | [`Adapters`](adapters::Adapters): RDMA adapters of a core, for the engine and the store |
 //! | [`engine`] | [`Engine`](engine::Engine): memories that peers read and write, batches over rails |
 //! | [`topology`] | [`topology::Machine`]: which adapters there are, and which is near which memory |
-//! | `client` | [`Connection`]: calls, deadlines, fencing of lent regions |
+//! | `client` | [`Connection`]: calls, deadlines, fencing of lent regions; [`Line`]: a thread's connection |
 //! | `server` | [`serve`], [`Service`]: connections and requests |
 //! | `inbound` | receiving: staging, payloads in place, checksum in cache |
 //! | `frames` | frames on their way out; everything of one turn leaves in one system call |
@@ -40,7 +40,7 @@ mod source;
 mod staging;
 pub mod topology;
 
-pub use client::{Arrange, Attachments, Connection, Reply};
+pub use client::{Arrange, Attachments, Connection, Line, Reply};
 pub use drain::Drain;
 pub use error::{CallError, CallFailure, CloseReason, ConnectError};
 pub use frames::Payload;

@@ -1,7 +1,9 @@
-//! Lookups in batches: what homes know at once takes a few bytes for each key, and no operation.
+//! Lookups in batches: what homes know at once takes a few bytes for each key, and no operation. Threads ask for the same
+//! on connections that are made here.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::Epoch;
@@ -10,6 +12,14 @@ use lunette_kvstore_proto::message::directory::{PEEKS_MAX, Peek};
 use lunette_kvstore_proto::placement::{Seat, home_of};
 
 use super::{ClusterClient, calls, objects};
+use crate::handle::HomeLine;
+
+/// Longer than a line to a home would be of use that cannot have one.
+const NEVER: Duration = Duration::from_secs(24 * 3600);
+/// How long a home is likely to be asked until it is known on which host it is.
+const MEETING_TAKES: Duration = Duration::from_millis(200);
+/// How long a home is left alone that could not be reached.
+const UNREACHED_PAUSE: Duration = Duration::from_secs(5);
 
 /// Keys of one home.
 #[derive(Debug)]
@@ -69,6 +79,38 @@ impl ClusterClient {
             }
         }
         unsure
+    }
+
+    /// A connection by which threads look keys up at a home, where they do well to: not where they see what it has, or soon
+    /// will, nor where adapters carry questions. It is tried for as long as any connection.
+    ///
+    /// # Errors
+    /// How long not to try again.
+    pub(crate) async fn line(&self, home: Seat) -> Result<HomeLine, Duration> {
+        let asking = &self.asking;
+        if asking.adapters.len() > 0 {
+            return Err(NEVER);
+        }
+        if asking.sights.may_see(home) {
+            return Err(MEETING_TAKES);
+        }
+        match asking.seats.line(home).await {
+            Ok(Some((line, version))) => Ok(HomeLine {
+                line,
+                version,
+                namespace: asking.namespace(),
+            }),
+            Ok(None) => Err(NEVER),
+            Err(fault) => {
+                tracing::debug!(?home, %fault, "threads cannot ask a node themselves");
+                Err(UNREACHED_PAUSE)
+            }
+        }
+    }
+
+    /// How long a connection is kept on which nothing is asked.
+    pub(crate) fn idle_timeout(&self) -> Duration {
+        self.asking.seats.linking().idle_timeout
     }
 
     fn begin(

@@ -14,6 +14,7 @@ use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{Pending, Port, SendError, Sender, channel};
 
 use super::hosted::{Hosted, Job, Until};
+use super::lines::Lines;
 use crate::cluster_client::ClusterClient;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
 use crate::glance::{Glance, Shown};
@@ -24,6 +25,9 @@ pub const QUESTIONS_MAX: usize = 4096;
 /// What a core needs for one of many items, if it is about a few KiB that are here. Threads that ask for many look for the
 /// answer accordingly.
 const ITEM_TAKES: Duration = Duration::from_micros(4);
+
+/// How long a core that has as many questions as it takes is not asked for a connection.
+pub(super) const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 /// The cores that answer.
 pub(crate) struct Cores {
@@ -36,6 +40,8 @@ pub(crate) struct Cores {
     map: RwLock<Option<ClusterMap>>,
     /// What is seen of cores, theirs and others, without asking them.
     glance: Arc<Glance>,
+    /// By what threads ask others themselves.
+    lines: Arc<Lines>,
 }
 
 /// One core, as threads see it.
@@ -90,6 +96,7 @@ impl Cores {
             tenant,
             map: RwLock::default(),
             glance,
+            lines: Arc::default(),
         });
         let seated = |(core, questions)| Seated {
             cores: Arc::downgrade(&cores),
@@ -112,6 +119,7 @@ impl Cores {
             .is_none_or(|known| known.epoch() < map.epoch())
         {
             *known = Some(map.clone());
+            self.lines.on_map(map);
         }
     }
 
@@ -142,6 +150,11 @@ impl Cores {
         (home, here.unwrap_or_else(any))
     }
 
+    /// Whether one of these cores has this seat.
+    pub(super) fn has_seat(&self, seat: Seat) -> bool {
+        self.core_at(seat).is_some()
+    }
+
     /// Which of these cores has this seat, if one has.
     fn core_at(&self, seat: Seat) -> Option<usize> {
         let node = self.node?;
@@ -153,6 +166,18 @@ impl Cores {
     /// What is seen of cores without asking them.
     pub(super) const fn glance(&self) -> &Arc<Glance> {
         &self.glance
+    }
+
+    /// By what threads ask others themselves.
+    pub(super) const fn lines(&self) -> &Arc<Lines> {
+        &self.lines
+    }
+
+    /// Has a core make a line to a home, as [told](super::lines::Taken::ToMake).
+    pub(super) fn have_line_made(&self, seat: Seat) {
+        if !self.tell(0, move |hosted| hosted.make_line(seat)) {
+            self.lines.made(seat, Err(BUSY_PAUSE));
+        }
     }
 
     /// The newest map that is known.

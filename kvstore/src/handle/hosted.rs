@@ -6,15 +6,17 @@ use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::Epoch;
+use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::arena::{Exposed, SharedMemory};
 use lunette_runtime::{Receiver, Scope, spawn_local, time};
 use lunette_transfer::{Room, WriteSource};
 use slab::Slab;
 
-use super::cores::{Cores, Seated};
+use super::cores::{BUSY_PAUSE, Cores, Seated};
 use super::devices::Devices;
 use super::landed::LandFailure;
 use super::lengths::Lengths;
@@ -53,6 +55,9 @@ pub(super) struct Hosted {
     pub(super) lengths: Lengths,
     /// Devices of which threads lend memory.
     pub(super) devices: Devices,
+    /// Makes and closes connections of threads.
+    making: Scope,
+    is_closing_lines: Rc<Cell<bool>>,
     /// What handles to memory keep here: nothing.
     keeps: Arc<dyn Any + Send + Sync>,
 }
@@ -75,6 +80,8 @@ impl Hosted {
             answering: Scope::new(),
             lengths: Lengths::default(),
             devices: Devices::default(),
+            making: Scope::new(),
+            is_closing_lines: Rc::default(),
             keeps: Arc::new(()),
         });
         hosted.tell_map();
@@ -166,6 +173,31 @@ impl Hosted {
         Ok(adapters)
     }
 
+    /// Makes a connection to a home for threads, and sees to it that it is closed when they use it no more.
+    pub(super) fn make_line(&self, seat: Seat) {
+        let (client, cores) = (self.client.clone(), Weak::clone(&self.cores));
+        let made = self.making.spawn(async move {
+            let line = client.line(seat).await;
+            if let Some(cores) = cores.upgrade() {
+                cores.lines().made(seat, line);
+            }
+        });
+        if made.is_err()
+            && let Some(cores) = self.cores.upgrade()
+        {
+            cores.lines().made(seat, Err(BUSY_PAUSE));
+        }
+        if !self.is_closing_lines.replace(true) {
+            let closing = close_lines(Weak::clone(&self.cores), self.client.idle_timeout());
+            let is_closing = Rc::clone(&self.is_closing_lines);
+            let begun = self.making.spawn(async move {
+                closing.await;
+                is_closing.set(false);
+            });
+            self.is_closing_lines.set(begun.is_ok());
+        }
+    }
+
     /// Gives up what nobody has any more.
     fn drop_unwanted(&self) {
         let mut landings = self.landings.borrow_mut();
@@ -181,6 +213,27 @@ impl Hosted {
         for index in dropped.unwrap_or_default() {
             let reservation = self.reservations.borrow_mut().try_remove(index);
             drop(reservation);
+        }
+    }
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        if let Some(cores) = self.cores.upgrade() {
+            cores.lines().end();
+        }
+    }
+}
+
+/// Closes connections of threads that are not used, until there are none.
+async fn close_lines(cores: Weak<Cores>, idle_timeout: Duration) {
+    loop {
+        time::sleep(idle_timeout / 4).await;
+        let Some(cores) = cores.upgrade() else {
+            return;
+        };
+        if !cores.lines().close_idle(idle_timeout) {
+            return;
         }
     }
 }

@@ -14,6 +14,8 @@
 //! | `objects` | puts, gets, lookups, removals |
 //! | `bringing` | [`Brought`]: large objects that are copied by who asked |
 //! | `placing` | [`Placing`]: the same for puts |
+//! | `looking` | [`Looking`]: keys that who asks looks up at homes on other hosts |
+//! | `lines` | the connections for that |
 //! | `handing` | [`Handing`]: puts at other processes of this host |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
 //! | `lengths` | how long a value is likely to be |
@@ -37,6 +39,8 @@ mod hosted;
 mod landed;
 mod lengths;
 mod lent;
+mod lines;
+mod looking;
 mod objects;
 mod placing;
 mod reserving;
@@ -62,6 +66,8 @@ pub use host::ClientHost;
 use hosted::Until;
 pub use landed::{LandFailure, LandedHandle};
 pub use lent::Lent;
+pub(crate) use lines::HomeLine;
+pub use looking::Looking;
 pub use lunette_transfer::engine::DeviceLent;
 pub use objects::Got;
 pub use placing::{Placing, ToPut};

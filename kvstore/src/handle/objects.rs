@@ -221,34 +221,19 @@ impl StoreHandle {
     /// # Errors
     /// One for each: [`StoreError`], as of [`put`](Self::put).
     pub fn exists(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<bool, StoreError>>> {
-        let peeks = self.cores.peek(&keys);
-        let is_unsure = |peek: &Peek| *peek == Peek::Unsure;
-        let unsure_count = peeks.iter().filter(|peek| is_unsure(peek)).count();
-        if unsure_count == keys.len() {
-            return self.ask_whether(keys);
-        }
-        let known = peeks.into_iter().map(|peek| match peek {
+        let known = self.peeked(&keys);
+        self.cores.ask_whether(keys, known)
+    }
+
+    /// What is seen of keys without asking anybody.
+    pub(super) fn peeked(&self, keys: &[Vec<u8>]) -> Vec<Option<Result<bool, StoreError>>> {
+        let peeks = self.cores.peek(keys).into_iter();
+        let known = peeks.map(|peek| match peek {
             Peek::Present => Some(Ok(true)),
             Peek::Absent => Some(Ok(false)),
             Peek::Unsure => None,
         });
-        let known: Vec<Option<Result<bool, StoreError>>> = known.collect();
-        if unsure_count == 0 {
-            return Pending::ready(known.into_iter().flatten().collect());
-        }
-        let asked = self.ask_whether(unknown(keys, &known));
-        merged(known, asked)
-    }
-
-    fn ask_whether(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<bool, StoreError>>> {
-        let exists = |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
-            match hosted.client.exists(&keys).await {
-                Ok(present) => present.into_iter().map(Ok).collect(),
-                Err(error) => keys.iter().map(|_| Err(error)).collect(),
-            }
-        };
-        self.cores
-            .ask_each(Until::NobodyWaits, keys, |key| key, exists)
+        known.collect()
     }
 
     /// Some of the keys that begin with `prefix`. See [`ClusterClient::list`](crate::ClusterClient::list).
@@ -302,6 +287,20 @@ impl StoreHandle {
 }
 
 impl Cores {
+    /// Has cores find out whether there are objects under `keys`, in their order.
+    pub(super) fn ask_for_presence(
+        &self,
+        keys: Vec<Vec<u8>>,
+    ) -> Pending<Vec<Result<bool, StoreError>>> {
+        let exists = |hosted: Rc<Hosted>, keys: Vec<Vec<u8>>| async move {
+            match hosted.client.exists(&keys).await {
+                Ok(present) => present.into_iter().map(Ok).collect(),
+                Err(error) => keys.iter().map(|_| Err(error)).collect(),
+            }
+        };
+        self.ask_each(Until::NobodyWaits, keys, |key| key, exists)
+    }
+
     /// Has cores put objects, whose results are in their order.
     pub(super) fn put_filled(
         &self,

@@ -115,6 +115,20 @@ impl Descriptor {
         &self.handle
     }
 
+    /// What it was, if this is the last handle, no operation on it is under way, and it is of this system. Else it is closed,
+    /// by the last of them.
+    pub(crate) fn into_system(self: Rc<Self>) -> Option<OwnedFd> {
+        let Self {
+            registered, handle, ..
+        } = Rc::into_inner(self)?;
+        // The driver knows it no more before somebody else uses it.
+        drop(registered);
+        match handle {
+            Handle::System(fd) => Some(fd),
+            Handle::Simulated(_) | Handle::SimulatedFile(_) | Handle::Bell => None,
+        }
+    }
+
     /// The system's descriptor.
     ///
     /// # Panics

@@ -1,4 +1,4 @@
-//! TCP, names of hosts, and packets between processes of one host.
+//! TCP, of cores and of threads; names of hosts; packets between processes of one host.
 
 mod interfaces;
 mod listener;
@@ -8,6 +8,7 @@ mod receive;
 mod resolve;
 mod socket;
 mod stream;
+mod thread;
 
 pub use interfaces::{INTERFACE_ADDRESSES_MAX, InterfaceAddress, interface_addresses};
 pub use listener::{Accepted, REBIND_WAIT, TcpListener};
@@ -18,6 +19,7 @@ pub use outbox::Outbox;
 pub use receive::Receives;
 pub use resolve::{ADDRESSES_MAX, ResolveError, resolve};
 pub use stream::{ConnectOptions, TcpStream, ZERO_COPY_BYTES_MIN};
+pub use thread::ThreadStream;
 
 #[doc(no_inline)]
 pub use crate::vectored::{MESSAGE_PARTS_MAX, Message, Pin};

@@ -12,6 +12,7 @@ use rustix::net::SocketAddrAny;
 
 use super::receive::Receives;
 use super::socket;
+use super::thread::ThreadStream;
 use crate::driver::{Descriptor, Handle, Submission};
 use crate::executor::Core;
 use crate::lease::{Lend, LendRead, LendWrite};
@@ -239,6 +240,13 @@ impl TcpStream {
             }
         }
         (Ok(()), message)
+    }
+
+    /// The connection for a thread that is no core's, if this is its last handle, nothing is under way on it, and it is not a
+    /// simulated one. Else it is closed as if this handle had been dropped.
+    #[must_use]
+    pub fn into_thread(self) -> Option<ThreadStream> {
+        self.fd.into_system().map(ThreadStream::new)
     }
 
     /// Ends both directions: operations in flight on this connection end soon, at the peer too.

@@ -1,7 +1,8 @@
-//! The asking side: a connection, and calls on it.
+//! The asking side: a connection, and calls on it, by tasks of a core or by a thread.
 
 mod calls;
 mod flight;
+mod line;
 mod replies;
 
 use std::fmt;
@@ -12,6 +13,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
+use lunette_auth::Sealer;
 use lunette_runtime::net::{Outbox, TcpStream};
 use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
@@ -27,6 +29,7 @@ use crate::inbound::Inbound;
 use crate::room::Room;
 
 pub(crate) use self::calls::Told;
+pub use self::line::Line;
 
 /// How long a peer may answer nothing at all, before its connection is given up. Calls end by their
 /// own deadlines; this is for the host that is gone without a word, to which each of them would be
@@ -109,24 +112,19 @@ impl Drop for CloseOnDrop {
     }
 }
 
-impl Connection {
-    /// Connects to `address` and shakes hands, within `timeout`.
-    ///
-    /// # Errors
-    /// [`ConnectError`].
-    pub async fn connect(
-        address: SocketAddr,
-        hello: Hello,
-        timeout: Duration,
-    ) -> Result<Self, ConnectError> {
-        Self::connect_guarded(address, hello, timeout, None).await
-    }
+/// A connection that has shaken hands, and is nobody's yet.
+struct Greeted {
+    agreement: Agreement,
+    stream: TcpStream,
+    inbound: Inbound,
+    outbox: Outbox,
+    /// Seals what is sent, if that is to be sealed.
+    sealer: Option<Sealer>,
+}
 
-    /// As [`connect`](Self::connect), and authenticates both sides first.
-    ///
-    /// # Errors
-    /// [`ConnectError`].
-    pub async fn connect_guarded(
+impl Greeted {
+    /// Connects, authenticates both sides if there is a guard, and shakes hands, within `timeout`.
+    async fn connect(
         address: SocketAddr,
         hello: Hello,
         timeout: Duration,
@@ -137,8 +135,7 @@ impl Connection {
         Self::over(stream, hello, deadline, guard).await
     }
 
-    /// Shakes hands over what is connected.
-    pub(crate) async fn over(
+    async fn over(
         stream: TcpStream,
         hello: Hello,
         deadline: Time,
@@ -176,13 +173,69 @@ impl Connection {
         if authenticated.is_some_and(|epoch| epoch != agreement.session_epoch) {
             return Err(GuardFault::Epoch.into());
         }
+        Ok(Self {
+            agreement,
+            stream,
+            inbound,
+            outbox,
+            sealer,
+        })
+    }
+}
+
+impl Connection {
+    /// Connects to `address` and shakes hands, within `timeout`.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect(
+        address: SocketAddr,
+        hello: Hello,
+        timeout: Duration,
+    ) -> Result<Self, ConnectError> {
+        Self::connect_guarded(address, hello, timeout, None).await
+    }
+
+    /// As [`connect`](Self::connect), and authenticates both sides first.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub async fn connect_guarded(
+        address: SocketAddr,
+        hello: Hello,
+        timeout: Duration,
+        guard: Option<&Guard>,
+    ) -> Result<Self, ConnectError> {
+        let greeted = Greeted::connect(address, hello, timeout, guard).await?;
+        Ok(Self::of(greeted))
+    }
+
+    /// Shakes hands over what is connected.
+    pub(crate) async fn over(
+        stream: TcpStream,
+        hello: Hello,
+        deadline: Time,
+        guard: Option<&Guard>,
+    ) -> Result<Self, ConnectError> {
+        let greeted = Greeted::over(stream, hello, deadline, guard).await?;
+        Ok(Self::of(greeted))
+    }
+
+    fn of(greeted: Greeted) -> Self {
+        let Greeted {
+            agreement,
+            stream,
+            inbound,
+            outbox,
+            sealer,
+        } = greeted;
         let shared = Rc::new(Shared::new(agreement, stream, outbox));
         calls::attend(&shared, inbound, sealer);
         let closes = Rc::new(CloseOnDrop(Rc::clone(&shared)));
-        Ok(Self {
+        Self {
             shared,
             _closes: closes,
-        })
+        }
     }
 
     /// What the handshake agreed on, and what the peer said of itself.

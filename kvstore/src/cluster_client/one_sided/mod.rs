@@ -197,6 +197,15 @@ impl Sights {
         }
     }
 
+    /// Whether an owner's memory is seen, or it may be found that it can be.
+    pub(super) fn may_see(&self, seat: Seat) -> bool {
+        let is_far = matches!(
+            self.paths.borrow().get(&seat),
+            Some(Path::Elsewhere | Path::None(_))
+        );
+        self.boot_id.is_some() && !is_far
+    }
+
     /// Something is written at an owner, which threads could hand over if it were met.
     pub(super) fn is_written_to(&self, asking: &Rc<Asking>, seat: Seat) {
         if self.handing.get().is_some() {

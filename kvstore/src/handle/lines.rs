@@ -1,0 +1,180 @@
+//! [Lines](Line) to homes on other hosts, on which threads ask for themselves.
+//!
+//! A core makes one when a thread has asked it for what a line would have brought; the threads that ask take them from here and
+//! put them back.
+
+use std::collections::BTreeMap;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_cluster::proto::map::ClusterMap;
+use lunette_kvstore_proto::message::FormatVersion;
+use lunette_kvstore_proto::placement::{Seat, has_seat};
+use lunette_transfer::Line;
+
+/// Lines that the threads of one [`StoreHandle`](super::StoreHandle) have, and its clones. Whom they lead to not, cores ask.
+pub(super) const LINES_MAX: usize = 64;
+/// Of these, to one home: so many threads ask it at the same time.
+pub(super) const LINES_TO_HOME_MAX: usize = 4;
+
+/// A connection to a home, and what is spoken on it.
+pub(crate) struct HomeLine {
+    pub(crate) line: Line,
+    /// The newest version that both sides speak.
+    pub(crate) version: FormatVersion,
+    /// What is asked for.
+    pub(crate) namespace: NamespaceKind,
+}
+
+/// The lines of some threads. See the [module](self).
+#[derive(Default)]
+pub(super) struct Lines(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    homes: BTreeMap<Seat, Home>,
+    /// No core makes any more.
+    is_over: bool,
+}
+
+/// Those to one home.
+#[derive(Default)]
+struct Home {
+    /// The one that was used last, last.
+    idle: Vec<(HomeLine, Instant)>,
+    lent: usize,
+    is_making: bool,
+    /// When one may be made.
+    not_before: Option<Instant>,
+}
+
+impl Home {
+    fn open(&self) -> usize {
+        self.idle.len() + self.lent + usize::from(self.is_making)
+    }
+}
+
+/// What a thread gets that wants a line.
+pub(super) enum Taken {
+    Line(LentLine),
+    /// None: who asked is to have one made.
+    ToMake,
+    /// None, for now.
+    None,
+}
+
+impl Lines {
+    /// A line to a home.
+    pub(super) fn take(self: &Arc<Self>, seat: Seat) -> Taken {
+        let mut state = self.state();
+        if state.is_over {
+            return Taken::None;
+        }
+        let open: usize = state.homes.values().map(Home::open).sum();
+        let home = state.homes.entry(seat).or_default();
+        if let Some((line, _)) = home.idle.pop() {
+            home.lent += 1;
+            let lines = Arc::clone(self);
+            let line = Some(line);
+            return Taken::Line(LentLine { line, seat, lines });
+        }
+        let is_early = (home.not_before).is_some_and(|from| Instant::now() < from);
+        let is_full = open >= LINES_MAX || home.open() >= LINES_TO_HOME_MAX;
+        if home.is_making || is_early || is_full {
+            return Taken::None;
+        }
+        home.is_making = true;
+        Taken::ToMake
+    }
+
+    /// What was to be made is made, or is not to be tried again for so long.
+    pub(super) fn made(&self, seat: Seat, line: Result<HomeLine, Duration>) {
+        let mut state = self.state();
+        let is_over = state.is_over;
+        // Otherwise it has left the map meanwhile.
+        let Some(home) = state.homes.get_mut(&seat).filter(|_| !is_over) else {
+            return;
+        };
+        home.is_making = false;
+        match line {
+            Ok(line) => home.idle.push((line, Instant::now())),
+            Err(pause) => home.not_before = Instant::now().checked_add(pause),
+        }
+    }
+
+    /// Homes that are in the map no more are asked no more.
+    pub(super) fn on_map(&self, map: &ClusterMap) {
+        let gone = {
+            let homes = &mut self.state().homes;
+            let (kept, gone) = mem::take(homes)
+                .into_iter()
+                .partition(|(seat, _)| has_seat(map, *seat));
+            *homes = kept;
+            let gone: BTreeMap<Seat, Home> = gone;
+            gone
+        };
+        drop(gone);
+    }
+
+    /// Closes those that were not used for so long; whether any are left.
+    pub(super) fn close_idle(&self, idle_timeout: Duration) -> bool {
+        let now = Instant::now();
+        let mut state = self.state();
+        for home in state.homes.values_mut() {
+            (home.idle).retain(|(_, used)| now.duration_since(*used) < idle_timeout);
+        }
+        state.homes.values().any(|home| home.open() > 0)
+    }
+
+    /// Closes all; there will be no others.
+    pub(super) fn end(&self) {
+        let mut state = self.state();
+        state.is_over = true;
+        drop(mem::take(&mut state.homes));
+    }
+
+    fn put_back(&self, seat: Seat, line: HomeLine) {
+        let mut state = self.state();
+        // Otherwise it has left the map, or all is over.
+        let Some(home) = state.homes.get_mut(&seat).filter(|home| home.lent > 0) else {
+            return;
+        };
+        home.lent -= 1;
+        // One on which an answer is to come yet, or that has ended, is closed.
+        if line.line.is_free() {
+            home.idle.push((line, Instant::now()));
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A line that a thread has for as long as it has this. It is put back with it, unless it has ended or something is unanswered
+/// on it.
+pub(super) struct LentLine {
+    line: Option<HomeLine>,
+    seat: Seat,
+    lines: Arc<Lines>,
+}
+
+impl LentLine {
+    /// Whose it is.
+    pub(super) const fn seat(&self) -> Seat {
+        self.seat
+    }
+
+    pub(super) fn home(&mut self) -> &mut HomeLine {
+        self.line.as_mut().expect("until it is put back")
+    }
+}
+
+impl Drop for LentLine {
+    fn drop(&mut self) {
+        let line = self.line.take().expect("until it is put back");
+        self.lines.put_back(self.seat, line);
+    }
+}

@@ -1,0 +1,73 @@
+//! Connections of threads that are no core's.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+
+use crate::op::OpError;
+
+/// A connection that a core has made and a thread has taken, [by](super::TcpStream::into_thread). Whatever thread has it asks
+/// the system itself; no core is woken, and none is asked.
+///
+/// Nothing here is kept by the system: buffers are the caller's again when a call returns.
+#[derive(Debug)]
+pub struct ThreadStream {
+    socket: OwnedFd,
+}
+
+impl ThreadStream {
+    pub(super) const fn new(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+
+    /// Sends as many of the bytes as the system takes without waiting; how many, which may be none.
+    ///
+    /// # Errors
+    /// [`OpError::Os`], when the connection has ended.
+    pub fn try_send(&self, bytes: &[u8]) -> Result<usize, OpError> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            match send(&self.socket, bytes, flags) {
+                Ok(count) => return Ok(count),
+                Err(Errno::AGAIN) => return Ok(0),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(OpError::Os(errno)),
+            }
+        }
+    }
+
+    /// Receives what has come, as much as there is room for: how many bytes, 0 if the peer has finished. `None` if nothing
+    /// has come.
+    ///
+    /// # Errors
+    /// [`OpError::Os`], when the connection has ended.
+    pub fn try_recv(&self, buffer: &mut [u8]) -> Result<Option<usize>, OpError> {
+        loop {
+            match recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
+                Ok((count, _)) => return Ok(Some(count)),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(OpError::Os(errno)),
+            }
+        }
+    }
+
+    /// Blocks this thread until something has come, the connection has ended or, if it `sends`, there is room to send; and no
+    /// longer than `timeout`. It may return for no reason, as of a signal.
+    ///
+    /// # Errors
+    /// [`OpError::Os`]: the system has no memory for this.
+    pub fn sleep(&self, sends: bool, timeout: Duration) -> Result<(), OpError> {
+        let mut wanted = PollFlags::IN;
+        wanted.set(PollFlags::OUT, sends);
+        let mut polled = [PollFd::new(&self.socket, wanted)];
+        let timeout = Timespec::try_from(timeout).ok();
+        match poll(&mut polled, timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(OpError::Os(errno)),
+        }
+    }
+}
