@@ -59,9 +59,10 @@ pub use counting::{
 };
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use handle::{
-    Brought, ClientHost, CommitHandleFailure, DEVICE_STAGING_BYTES_MAX, DeviceLent, Got, Handing,
-    HandleError, LandFailure, LandedHandle, Lent, Looking, ObjectBytes, Placing, QUESTIONS_MAX,
-    ReservationHandle, ReservedHandle, SeatStat, SeenBytes, StoreHandle, ToPut,
+    Brought, ClientHost, CommitHandleFailure, DEVICE_STAGING_BYTES_MAX, DeviceLent, Fetching,
+    FetchingBytes, Got, Handing, HandleError, LandFailure, LandedHandle, Lent, Looking,
+    ObjectBytes, Placing, QUESTIONS_MAX, ReservationHandle, ReservedHandle, SeatStat, SeenBytes,
+    StoreHandle, ToPut,
 };
 pub use member::{COPIES, ClusterOptions, LifeError, TierOptions, TierPlace};
 pub use node::{Node, NodeCore, NodeOptions, NodeWatch, Prefault, SeatedNode};

@@ -76,8 +76,8 @@ impl Asking<'_> {
         })
     }
 
-    /// As [`get_into`](Self::get_into), but that what is long and seen is copied now, without the GIL, and what is left is
-    /// copied by who [finishes](Bringing::finish).
+    /// As [`get_into`](Self::get_into), but that what is long and seen is copied now, without the GIL, what is short and on
+    /// other hosts may be got now, and what is left is copied by who [finishes](Bringing::finish).
     pub(crate) fn bring_into(
         &self,
         py: Python<'_>,
@@ -93,7 +93,9 @@ impl Asking<'_> {
             let mut is_left = seen.iter().map(Option::is_none);
             objects.retain(|_| is_left.next().expect("one each"));
         }
-        let brought = self.handle.bring_all(objects);
+        let mut fetching = self.handle.fetch(objects);
+        wait_for_steps(py, &mut fetching, true)?;
+        let brought = fetching.finish();
         Ok(async move {
             let brought = brought.await;
             Bringing {

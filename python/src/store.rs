@@ -172,7 +172,13 @@ impl NativeStore {
         if let Some(bytes) = seen_bytes(py, &handle, &key)? {
             return Ok(Some(bytes));
         }
-        let bytes = wait(py, handle.bring_bytes(key))?;
+        let bytes = match handle.fetch_bytes(&key) {
+            Some(mut fetching) => {
+                wait_for_steps(py, &mut fetching, true)?;
+                wait(py, fetching.finish())?
+            }
+            None => wait(py, handle.bring_bytes(key))?,
+        };
         let bytes = bytes.map_err(|error| of_store(&error))?;
         bytes.map(|bytes| bytes_of(py, &bytes)).transpose()
     }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use lunette_kvstore::{Handing, Looking};
+use lunette_kvstore::{Fetching, FetchingBytes, Handing, Looking};
 use lunette_runtime::{Patience, WORK_MAX};
 use pyo3::prelude::*;
 
@@ -149,25 +149,21 @@ pub(crate) trait Stepped: Send {
     fn wait(&mut self, timeout: Duration) -> bool;
 }
 
-impl Stepped for Handing {
-    fn step(&mut self) -> bool {
-        Self::step(self)
-    }
+macro_rules! stepped {
+    ($($steps:ty),*) => { $(
+        impl Stepped for $steps {
+            fn step(&mut self) -> bool {
+                Self::step(self)
+            }
 
-    fn wait(&mut self, timeout: Duration) -> bool {
-        Self::wait(self, timeout)
-    }
+            fn wait(&mut self, timeout: Duration) -> bool {
+                Self::wait(self, timeout)
+            }
+        }
+    )* };
 }
 
-impl Stepped for Looking {
-    fn step(&mut self) -> bool {
-        Self::step(self)
-    }
-
-    fn wait(&mut self, timeout: Duration) -> bool {
-        Self::wait(self, timeout)
-    }
-}
+stepped!(Handing, Looking, Fetching, FetchingBytes);
 
 /// As [`wait`], for what this thread does itself meanwhile, without the GIL unless it `keeps_gil`.
 ///

@@ -40,7 +40,7 @@ mod source;
 mod staging;
 pub mod topology;
 
-pub use client::{Arrange, Attachments, Connection, Line, Reply};
+pub use client::{Arrange, Attachments, Connection, Line, LineSink, Reply};
 pub use drain::Drain;
 pub use error::{CallError, CallFailure, CloseReason, ConnectError};
 pub use frames::Payload;

@@ -8,7 +8,7 @@ use lunette_runtime::Pending;
 use lunette_runtime::arena::Borrowed;
 
 use super::StoreHandle;
-use super::cores::failed;
+use super::cores::{Cores, failed};
 use super::devices::{Apart, are_of_device};
 use super::direct::merged;
 use super::hosted::{Hosted, Until};
@@ -93,17 +93,8 @@ impl StoreHandle {
     /// As [`get_all`](Self::get_all), but that objects of more than 64 KiB that are in this process are copied by the
     /// thread that [finishes](Brought::finish).
     pub fn bring_all(&self, wanted: Vec<(Vec<u8>, Vec<Lent>)>) -> Pending<Brought> {
-        let known = self.cores.read_all_into(&wanted).into_iter();
-        let known = known.map(|got| got.map(|got| Ok(Came { got, left: None })));
-        let known: Vec<_> = known.collect();
-        let wanted = unknown(wanted, &known);
-        if wanted.is_empty() {
-            return Pending::ready(Brought(known.into_iter().flatten().collect()));
-        }
-        let bring = |hosted: Rc<Hosted>, wanted| async move { hosted.bring_all(wanted).await };
-        let asked = (self.cores).ask_each(Until::NobodyWaits, wanted, |(key, _)| key, bring);
-        let brought = merged(known, asked);
-        Pending::here(async move { Brought(brought.await) })
+        let known = self.cores.read_all_into(&wanted);
+        self.cores.bring_rest(wanted, known)
     }
 
     /// The value under `key`, where it lies if it is of more than 64 KiB and in this process; `None` if there is none,
@@ -115,7 +106,36 @@ impl StoreHandle {
         if let Some(bytes) = self.cores.read_bytes(&key) {
             return Pending::ready(Ok(Some(ObjectBytes::Own(bytes))));
         }
-        let core = self.cores.core_of(&key);
+        self.cores.bring_bytes(key)
+    }
+}
+
+impl Cores {
+    /// What is known of gets, and in its gaps what cores bring.
+    pub(super) fn bring_rest(
+        &self,
+        wanted: Vec<(Vec<u8>, Vec<Lent>)>,
+        known: Vec<Option<Got>>,
+    ) -> Pending<Brought> {
+        let known = known.into_iter();
+        let known = known.map(|got| got.map(|got| Ok(Came { got, left: None })));
+        let known: Vec<_> = known.collect();
+        let wanted = unknown(wanted, &known);
+        if wanted.is_empty() {
+            return Pending::ready(Brought(known.into_iter().flatten().collect()));
+        }
+        let bring = |hosted: Rc<Hosted>, wanted| async move { hosted.bring_all(wanted).await };
+        let asked = self.ask_each(Until::NobodyWaits, wanted, |(key, _)| key, bring);
+        let brought = merged(known, asked);
+        Pending::here(async move { Brought(brought.await) })
+    }
+
+    /// Has a core bring a value.
+    pub(super) fn bring_bytes(
+        &self,
+        key: Vec<u8>,
+    ) -> Pending<Result<Option<ObjectBytes>, StoreError>> {
+        let core = self.core_of(&key);
         let bring = move |hosted: Rc<Hosted>| async move {
             if let Some(lent) = hosted.client.lend(&key, usize::MAX) {
                 return Ok(Some(ObjectBytes::Lent(lent.value)));
@@ -123,8 +143,7 @@ impl StoreHandle {
             let bytes = hosted.get_bytes(key).await?;
             Ok(bytes.map(ObjectBytes::Own))
         };
-        self.cores
-            .ask_until(Until::NobodyWaits, core, failed, bring)
+        self.ask_until(Until::NobodyWaits, core, failed, bring)
     }
 }
 

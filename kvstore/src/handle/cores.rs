@@ -14,6 +14,7 @@ use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{Pending, Port, SendError, Sender, channel};
 
 use super::hosted::{Hosted, Job, Until};
+use super::lengths::Lengths;
 use super::lines::Lines;
 use crate::cluster_client::ClusterClient;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
@@ -42,6 +43,8 @@ pub(crate) struct Cores {
     glance: Arc<Glance>,
     /// By what threads ask others themselves.
     lines: Arc<Lines>,
+    /// Of values of which nobody says how long they are.
+    lengths: Arc<Lengths>,
 }
 
 /// One core, as threads see it.
@@ -97,6 +100,7 @@ impl Cores {
             map: RwLock::default(),
             glance,
             lines: Arc::default(),
+            lengths: Arc::default(),
         });
         let seated = |(core, questions)| Seated {
             cores: Arc::downgrade(&cores),
@@ -171,6 +175,11 @@ impl Cores {
     /// By what threads ask others themselves.
     pub(super) const fn lines(&self) -> &Arc<Lines> {
         &self.lines
+    }
+
+    /// Of values of which nobody says how long they are.
+    pub(super) const fn lengths(&self) -> &Arc<Lengths> {
+        &self.lengths
     }
 
     /// Has a core make a line to a home, as [told](super::lines::Taken::ToMake).

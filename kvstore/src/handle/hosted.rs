@@ -52,7 +52,7 @@ pub(super) struct Hosted {
     told: Cell<Epoch>,
     answering: Scope,
     /// Of values of which nobody says how long they are.
-    pub(super) lengths: Lengths,
+    pub(super) lengths: Arc<Lengths>,
     /// Devices of which threads lend memory.
     pub(super) devices: Devices,
     /// Makes and closes connections of threads.
@@ -67,8 +67,10 @@ impl Hosted {
         let Ok(questions) = seated.questions.open() else {
             return Err(ClusterError::TooManyTasks);
         };
+        let mut lengths = Arc::default();
         if let Some(cores) = seated.cores.upgrade() {
             client.look_by(cores.glance(), seated.core);
+            lengths = Arc::clone(cores.lengths());
         }
         let hosted = Rc::new(Self {
             client,
@@ -78,7 +80,7 @@ impl Hosted {
             core: seated.core,
             told: Cell::default(),
             answering: Scope::new(),
-            lengths: Lengths::default(),
+            lengths,
             devices: Devices::default(),
             making: Scope::new(),
             is_closing_lines: Rc::default(),

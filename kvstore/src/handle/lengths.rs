@@ -1,7 +1,7 @@
 //! How long a value is likely to be of which nobody says: what is got into room for it needs no question about its length
 //! first, which over a network is half of the time that a short one takes.
 
-use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Longest that is guessed: what is longer takes so long that a question does not count, and would be sent in vain where the
 /// room is too short for it.
@@ -9,21 +9,25 @@ const GUESSED_BYTES_MAX: usize = 1 << 20;
 /// Share of the guess by which each value that is shorter makes it shorter: 1 / 2^SHIFT.
 const LESS_SHIFT: u32 = 3;
 
-/// The length of the longest values of late.
+/// The length of the longest values of late, of cores and threads that share this.
 #[derive(Debug, Default)]
-pub(super) struct Lengths(Cell<usize>);
+pub(super) struct Lengths(AtomicUsize);
 
 impl Lengths {
     /// Room in bytes that the next value is likely to fit; `None` if it is better asked how long it is.
     pub(super) fn guess(&self) -> Option<usize> {
-        let bytes = self.0.get();
+        let bytes = self.0.load(Ordering::Relaxed);
         (1..=GUESSED_BYTES_MAX).contains(&bytes).then_some(bytes)
     }
 
     /// A value was so long.
     pub(super) fn learn(&self, len_bytes: usize) {
-        let bytes = self.0.get();
-        self.0.set(len_bytes.max(bytes - (bytes >> LESS_SHIFT)));
+        let bytes = self.0.load(Ordering::Relaxed);
+        // Where two learn at the same time, one of them is not learnt from.
+        (self.0).store(
+            len_bytes.max(bytes - (bytes >> LESS_SHIFT)),
+            Ordering::Relaxed,
+        );
     }
 }
 

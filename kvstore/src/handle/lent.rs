@@ -88,9 +88,15 @@ impl Lent {
 
     /// Copies `bytes`, which are no longer, to its front.
     pub(super) fn copy_in(&self, bytes: &[u8]) {
-        assert!(bytes.len() <= self.len(), "{} do not fit", bytes.len());
+        self.copy_in_at(0, bytes);
+    }
+
+    /// Copies `bytes`, for which there is room from `at` on, there.
+    pub(super) fn copy_in_at(&self, at: usize, bytes: &[u8]) {
+        let fits = at <= self.len() && bytes.len() <= self.len() - at;
+        assert!(fits, "{} do not fit", bytes.len());
         let (memory, range) = self.host();
-        memory.copy_in(range.start, bytes);
+        memory.copy_in(range.start + at, bytes);
     }
 
     /// Copies `len` bytes of a view, from `from` on, to its front; the CRC32C of what is there then.

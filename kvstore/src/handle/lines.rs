@@ -162,11 +162,6 @@ pub(super) struct LentLine {
 }
 
 impl LentLine {
-    /// Whose it is.
-    pub(super) const fn seat(&self) -> Seat {
-        self.seat
-    }
-
     pub(super) fn home(&mut self) -> &mut HomeLine {
         self.line.as_mut().expect("until it is put back")
     }

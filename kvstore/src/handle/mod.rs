@@ -15,7 +15,8 @@
 //! | `bringing` | [`Brought`]: large objects that are copied by who asked |
 //! | `placing` | [`Placing`]: the same for puts |
 //! | `looking` | [`Looking`]: keys that who asks looks up at homes on other hosts |
-//! | `lines` | the connections for that |
+//! | `fetching` | [`Fetching`]: short objects that who asks gets from them |
+//! | `lines`, `round` | the connections for both, and questions on several of them |
 //! | `handing` | [`Handing`]: puts at other processes of this host |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
 //! | `lengths` | how long a value is likely to be |
@@ -33,6 +34,7 @@ mod bringing;
 mod cores;
 mod devices;
 mod direct;
+mod fetching;
 mod handing;
 mod host;
 mod hosted;
@@ -44,6 +46,7 @@ mod looking;
 mod objects;
 mod placing;
 mod reserving;
+mod round;
 
 use std::fmt;
 use std::sync::Arc;
@@ -61,6 +64,7 @@ pub use cores::QUESTIONS_MAX;
 pub(crate) use cores::{Cores, Seated};
 pub use devices::DEVICE_STAGING_BYTES_MAX;
 pub use direct::SeenBytes;
+pub use fetching::{Fetching, FetchingBytes};
 pub use handing::Handing;
 pub use host::ClientHost;
 use hosted::Until;

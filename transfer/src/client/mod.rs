@@ -29,7 +29,7 @@ use crate::inbound::Inbound;
 use crate::room::Room;
 
 pub(crate) use self::calls::Told;
-pub use self::line::Line;
+pub use self::line::{Line, LineSink};
 
 /// How long a peer may answer nothing at all, before its connection is given up. Calls end by their
 /// own deadlines; this is for the host that is gone without a word, to which each of them would be

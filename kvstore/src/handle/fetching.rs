@@ -1,0 +1,313 @@
+//! Short objects that threads get themselves: what they [see](crate::glance), and from homes on other hosts by
+//! [lines](super::lines), past their own process's core, which neither carries them nor wakes for them.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lunette_kvstore_proto::key::Key;
+use lunette_kvstore_proto::message::directory::{
+    GATHERED_BYTES_MAX, GATHERED_MAX, GatherMessage, Gathered,
+};
+use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
+use lunette_runtime::Pending;
+use lunette_runtime::arena::SharedMemory;
+use lunette_transfer::LineSink;
+
+use super::StoreHandle;
+use super::bringing::{Brought, ObjectBytes};
+use super::cores::Cores;
+use super::lent::Lent;
+use super::objects::Got;
+use super::round::Round;
+use crate::error::StoreError;
+
+/// Objects with more room are left to cores, which receive them where they belong.
+const ROOM_BYTES_MAX: usize = 64 * 1024;
+/// Room of all that one thread gets at a time: it copies that.
+const BYTES_MAX: usize = 256 * 1024;
+
+const _: () = assert!(BYTES_MAX <= GATHERED_BYTES_MAX as usize);
+
+/// Objects that are being got. See [`StoreHandle::fetch`].
+#[must_use = "what has not been got yet is asked for when it is finished"]
+pub struct Fetching {
+    cores: Arc<Cores>,
+    wanted: Vec<(Vec<u8>, Vec<Lent>)>,
+    known: Known,
+    round: Round<Filled>,
+}
+
+/// What came of each, where that is known.
+type Known = Vec<Option<Got>>;
+
+/// What a home answers.
+struct Filled {
+    version: FormatVersion,
+    /// Which of the objects, and how much room each has.
+    places: Vec<usize>,
+    rooms: Vec<usize>,
+    /// In their order; none if it does not say.
+    gathered: Vec<Gathered>,
+    /// What of the rooms the payload goes to, from the first byte on.
+    parts: VecDeque<(Lent, Range<usize>)>,
+    /// The rooms, until it is known what goes there.
+    into: Vec<Vec<Lent>>,
+}
+
+impl fmt::Debug for Fetching {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fetching")
+            .field("objects", &self.wanted.len())
+            .field("homes", &self.round.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl StoreHandle {
+    /// As [`bring_all`](Self::bring_all), for a thread that waits: a few homes on other hosts are asked by the thread for short
+    /// objects, each on a connection that it has for that time, as by [`look_up`](Self::look_up). The thread copies what comes,
+    /// in [`step`](Fetching::step).
+    ///
+    /// What is dropped before the end may have been written, or not; the memory is the caller's at once.
+    ///
+    /// # Errors
+    /// With [`finish`](Fetching::finish).
+    pub fn fetch(&self, wanted: Vec<(Vec<u8>, Vec<Lent>)>) -> Fetching {
+        let known = self.cores.read_all_into(&wanted);
+        let round = ask(&self.cores, &wanted, &known);
+        Fetching {
+            cores: Arc::clone(&self.cores),
+            wanted,
+            known,
+            round: round.unwrap_or_else(Round::none),
+        }
+    }
+
+    /// As [`bring_bytes`](Self::bring_bytes), for a thread that waits: see [`fetch`](Self::fetch). `None` if it is better left to
+    /// cores from the beginning: nobody knows how long the value may be, or it is likely to be long.
+    #[must_use]
+    pub fn fetch_bytes(&self, key: &[u8]) -> Option<FetchingBytes> {
+        let room_bytes = self.cores.lengths().guess();
+        let room_bytes = room_bytes.filter(|room_bytes| *room_bytes <= ROOM_BYTES_MAX)?;
+        let memory = SharedMemory::owned(vec![0; room_bytes]);
+        let fetching = self.fetch(vec![(key.to_vec(), vec![Lent::whole(&memory)])]);
+        Some(FetchingBytes { memory, fetching })
+    }
+}
+
+/// Asks the homes of what is not known, if threads may.
+fn ask(cores: &Cores, wanted: &[(Vec<u8>, Vec<Lent>)], known: &Known) -> Option<Round<Filled>> {
+    let mut left = Vec::with_capacity(wanted.len());
+    let mut keys = Vec::with_capacity(wanted.len());
+    let mut left_bytes = 0;
+    for (place, (key, into)) in wanted.iter().enumerate() {
+        let key = cores.tenant().key(key);
+        if known[place].is_none() {
+            let fingerprint = cores.tenant().check(&key).ok()?.fingerprint();
+            let room_bytes: usize = into.iter().map(Lent::len).sum();
+            left_bytes += room_bytes;
+            let is_long = room_bytes > ROOM_BYTES_MAX || left_bytes > BYTES_MAX;
+            if is_long || into.iter().any(Lent::is_of_device) {
+                return None;
+            }
+            left.push((fingerprint, (place, room_bytes)));
+        }
+        keys.push(key);
+    }
+    let items = left.len();
+    let (epoch, homes) = cores.far_homes(left.into_iter())?;
+    if homes.values().any(|places| places.len() > GATHERED_MAX) {
+        return None;
+    }
+    let round = Round::begin(cores, (homes, items), |seat, home, places| {
+        let wanted_here = places.iter().map(|&(place, room_bytes)| {
+            let room_bytes = u32::try_from(room_bytes).expect("it is short");
+            (room_bytes, Key::new(&keys[place]).expect("it has a home"))
+        });
+        let message = GatherMessage {
+            to: seat,
+            epoch,
+            namespace: home.namespace,
+            wanted: wanted_here.collect(),
+        };
+        let rooms: Vec<usize> = places.iter().map(|(_, room_bytes)| *room_bytes).collect();
+        let in_all = u32::try_from(rooms.iter().sum::<usize>()).expect("they are short");
+        let version = home.version;
+        let body = |out: &mut Vec<u8>| message.encode(version, out);
+        home.line.ask(Op::Gather.code(), body, in_all)?;
+        Ok(Filled {
+            version,
+            into: places
+                .iter()
+                .map(|(place, _)| wanted[*place].1.clone())
+                .collect(),
+            places: places.into_iter().map(|(place, _)| place).collect(),
+            rooms,
+            gathered: Vec::new(),
+            parts: VecDeque::new(),
+        })
+    });
+    Some(round)
+}
+
+impl Fetching {
+    /// Objects that have not been got yet, and of which it is not known either that there is none. When there is nothing to
+    /// [wait](Self::step) for, cores are to be asked for so many.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.known.iter().filter(|known| known.is_none()).count()
+    }
+
+    /// Takes what has come, and copies it to where it was to be got. Whether nothing more is to come: what is not known then is
+    /// left to cores. Else this is to be called again, after a while, or when it has [slept](Self::sleep).
+    pub fn step(&mut self) -> bool {
+        let known = &mut self.known;
+        self.round.step(|filled| filled.note(known))
+    }
+
+    /// Sleeps until something may have come, and no longer than `timeout`; it may wake for no reason.
+    pub fn sleep(&mut self, timeout: Duration) {
+        self.round.sleep(timeout);
+    }
+
+    /// Blocks this thread until nothing more is to come, and no longer than `timeout`; whether that is so. It looks for a
+    /// while, where that has paid [lately](lunette_runtime::Patience), then sleeps.
+    pub fn wait(&mut self, timeout: Duration) -> bool {
+        let known = &mut self.known;
+        self.round.wait(timeout, |filled| filled.note(known))
+    }
+
+    /// Has cores get what is left.
+    ///
+    /// # Errors
+    /// With [`Brought::finish`].
+    pub fn finish(self) -> Pending<Brought> {
+        let Self {
+            cores,
+            wanted,
+            known,
+            ..
+        } = self;
+        cores.bring_rest(wanted, known)
+    }
+}
+
+/// The bytes of an object that are being got. See [`StoreHandle::fetch_bytes`].
+#[derive(Debug)]
+#[must_use = "what has not been got yet is asked for when it is finished"]
+pub struct FetchingBytes {
+    memory: SharedMemory,
+    fetching: Fetching,
+}
+
+impl FetchingBytes {
+    /// As [`Fetching::step`].
+    pub fn step(&mut self) -> bool {
+        self.fetching.step()
+    }
+
+    /// As [`Fetching::wait`].
+    pub fn wait(&mut self, timeout: Duration) -> bool {
+        self.fetching.wait(timeout)
+    }
+
+    /// Has a core get what is left.
+    ///
+    /// # Errors
+    /// As of [`StoreHandle::bring_bytes`].
+    pub fn finish(self) -> Pending<Result<Option<ObjectBytes>, StoreError>> {
+        let Fetching {
+            cores,
+            mut wanted,
+            mut known,
+            round,
+        } = self.fetching;
+        // With it goes what would still write the memory.
+        drop(round);
+        let (key, into) = wanted.pop().expect("one object");
+        drop(into);
+        match (known.pop().expect("one object"), self.memory.into_bytes()) {
+            (Some(Got::Miss { is_known: true }), _) => Pending::ready(Ok(None)),
+            (Some(Got::Hit { len_bytes, .. }), Ok(mut bytes)) => {
+                bytes.truncate(len_bytes);
+                cores.lengths().learn(len_bytes);
+                Pending::ready(Ok(Some(ObjectBytes::Own(bytes))))
+            }
+            _ => cores.bring_bytes(key),
+        }
+    }
+}
+
+impl Filled {
+    fn note(self, known: &mut Known) {
+        for (place, gathered) in self.places.into_iter().zip(self.gathered) {
+            known[place] = match gathered {
+                Gathered::Unsure {} => None,
+                Gathered::Absent {} => Some(Got::Miss { is_known: true }),
+                Gathered::Here {
+                    version,
+                    is_cut_off,
+                    len_bytes,
+                } => Some(Got::Hit {
+                    len_bytes: len_bytes as usize,
+                    object_len_bytes: len_bytes as usize,
+                    version,
+                    is_cut_off,
+                }),
+            };
+        }
+    }
+}
+
+impl LineSink for Filled {
+    fn on_answer(&mut self, status: u16, body: &[u8], payload_len_bytes: usize) {
+        if Status::from_code(status) != Status::Ok {
+            // A core learns why when it asks.
+            return;
+        }
+        let gathered = match Gathered::decode(self.version, body, &self.rooms) {
+            Ok(gathered) => gathered,
+            Err(fault) => {
+                tracing::warn!(%fault, "a node's answer makes no sense");
+                return;
+            }
+        };
+        let in_all: usize = gathered.iter().map(|gathered| gathered.len_bytes()).sum();
+        if in_all != payload_len_bytes {
+            tracing::warn!(
+                in_all,
+                payload_len_bytes,
+                "a node sends something else than it says"
+            );
+            return;
+        }
+        for (gathered, into) in gathered.iter().zip(self.into.drain(..)) {
+            let mut left = gathered.len_bytes();
+            for piece in into {
+                let count = piece.len().min(left);
+                left -= count;
+                if count > 0 {
+                    self.parts.push_back((piece, 0..count));
+                }
+            }
+        }
+        self.gathered = gathered;
+    }
+
+    fn on_payload(&mut self, mut bytes: &[u8]) {
+        while let Some((piece, left)) = self.parts.front_mut() {
+            let count = left.len().min(bytes.len());
+            let (now, later) = bytes.split_at(count);
+            piece.copy_in_at(left.start, now);
+            left.start += count;
+            if left.start < left.end {
+                return;
+            }
+            self.parts.pop_front();
+            bytes = later;
+        }
+    }
+}
