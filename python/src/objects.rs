@@ -87,14 +87,15 @@ impl Asking<'_> {
     ) -> PyResult<impl Future<Output = Bringing> + Send + use<>> {
         let (refused, mut objects) = self.lent(loans, keys, pieces)?;
         let lens = objects.iter().flat_map(|(_, pieces)| pieces).map(Lent::len);
+        let keeps_gil = lens.sum::<usize>() <= COPIED_WITH_GIL_MAX;
         let mut seen = vec![None; objects.len()];
-        if lens.sum::<usize>() > COPIED_WITH_GIL_MAX {
+        if !keeps_gil {
             seen = py.detach(|| self.handle.see_all(&objects));
             let mut is_left = seen.iter().map(Option::is_none);
             objects.retain(|_| is_left.next().expect("one each"));
         }
         let mut fetching = self.handle.fetch(objects);
-        wait_for_steps(py, &mut fetching, true)?;
+        wait_for_steps(py, &mut fetching, keeps_gil)?;
         let brought = fetching.finish();
         Ok(async move {
             let brought = brought.await;
@@ -353,6 +354,9 @@ pub(crate) fn put_waited(
         lens.iter().copied().fold(0, usize::saturating_add) > COPIED_BY_CORE_MAX
     };
     if !lens.iter().any(is_long) {
+        if asking.handle.has_far_homes() {
+            return hand_over(py, asking, keys, pieces, wishes);
+        }
         let put = |loans: &Loans| asking.put_from(loans, keys, pieces, wishes);
         return waited_and(py, objects, put, |written| written);
     }
@@ -361,7 +365,8 @@ pub(crate) fn put_waited(
     waited_and(py, objects, place, put)?
 }
 
-/// Puts objects and waits: those that another process of this host takes are copied by this thread to memory that both share.
+/// Puts objects and waits: those that another process of this host takes are copied by this thread to memory that both share,
+/// and short ones sent to other hosts.
 fn hand_over(
     py: Python<'_>,
     asking: &Asking<'_>,
@@ -373,8 +378,17 @@ fn hand_over(
     let put = || {
         let (refused, objects) = asking.lent(&loans, keys, pieces)?;
         let (objects, options) = wishes.of_each(objects, refused.iter().map(Option::is_some))?;
-        let mut handing = asking.handle.hand_over(objects, options);
-        let keeps_gil = handing.left_bytes() <= COPIED_WITH_GIL_MAX;
+        let lens = objects
+            .iter()
+            .flat_map(|object| &object.value)
+            .map(Lent::len);
+        let keeps_gil = lens.sum::<usize>() <= COPIED_WITH_GIL_MAX;
+        let handle = &asking.handle;
+        let mut handing = if keeps_gil {
+            handle.hand_over(objects, options)
+        } else {
+            py.detach(|| handle.hand_over(objects, options))
+        };
         wait_for_steps(py, &mut handing, keeps_gil)?;
         let stored = wait(py, handing.finish())?;
         Ok(written(refused, stored))

@@ -3,13 +3,16 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::{PEEKS_MAX, Peek};
+use lunette_kvstore_proto::message::directory::{AskerId, PEEKS_MAX, Peek};
 use lunette_kvstore_proto::placement::{Seat, home_of};
+use lunette_runtime::entropy;
 
 use super::{ClusterClient, calls, objects};
 use crate::handle::HomeLine;
@@ -81,7 +84,7 @@ impl ClusterClient {
         unsure
     }
 
-    /// A connection by which threads look keys up at a home, where they do well to: not where they see what it has, or soon
+    /// A connection by which threads ask a home themselves, where they do well to: not where they see what it has, or soon
     /// will, nor where adapters carry questions. It is tried for as long as any connection.
     ///
     /// # Errors
@@ -99,6 +102,10 @@ impl ClusterClient {
                 line,
                 version,
                 namespace: asking.namespace(),
+                asker: AskerId(entropy()),
+                next_request: 0,
+                timeout: self.timeout,
+                scatters: Arc::new(AtomicBool::new(true)),
             }),
             Ok(None) => Err(NEVER),
             Err(fault) => {

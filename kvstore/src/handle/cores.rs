@@ -12,6 +12,7 @@ use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::retention::Parent;
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{Pending, Port, SendError, Sender, channel};
+use lunette_runtime_core::ids::NodeId;
 
 use super::hosted::{Hosted, Job, Until};
 use super::lengths::Lengths;
@@ -157,6 +158,11 @@ impl Cores {
     /// Whether one of these cores has this seat.
     pub(super) fn has_seat(&self, seat: Seat) -> bool {
         self.core_at(seat).is_some()
+    }
+
+    /// Whether these are that node's.
+    pub(super) fn is_node(&self, node: NodeId) -> bool {
+        self.node.is_some_and(|seat| seat.node == node)
     }
 
     /// Which of these cores has this seat, if one has.

@@ -21,7 +21,7 @@ use super::bringing::{Brought, ObjectBytes};
 use super::cores::Cores;
 use super::lent::Lent;
 use super::objects::Got;
-use super::round::Round;
+use super::round::{Ended, Round, went};
 use crate::error::StoreError;
 
 /// Objects with more room are left to cores, which receive them where they belong.
@@ -137,8 +137,8 @@ fn ask(cores: &Cores, wanted: &[(Vec<u8>, Vec<Lent>)], known: &Known) -> Option<
         let in_all = u32::try_from(rooms.iter().sum::<usize>()).expect("they are short");
         let version = home.version;
         let body = |out: &mut Vec<u8>| message.encode(version, out);
-        home.line.ask(Op::Gather.code(), body, in_all)?;
-        Ok(Filled {
+        let asked = home.line.ask(Op::Gather.code(), body, in_all);
+        let filled = Filled {
             version,
             into: places
                 .iter()
@@ -148,9 +148,10 @@ fn ask(cores: &Cores, wanted: &[(Vec<u8>, Vec<Lent>)], known: &Known) -> Option<
             rooms,
             gathered: Vec::new(),
             parts: VecDeque::new(),
-        })
+        };
+        (filled, went(&home.line, asked))
     });
-    Some(round)
+    round.ok()
 }
 
 impl Fetching {
@@ -165,7 +166,7 @@ impl Fetching {
     /// left to cores. Else this is to be called again, after a while, or when it has [slept](Self::sleep).
     pub fn step(&mut self) -> bool {
         let known = &mut self.known;
-        self.round.step(|filled| filled.note(known))
+        self.round.step(|filled, ended| filled.note(ended, known))
     }
 
     /// Sleeps until something may have come, and no longer than `timeout`; it may wake for no reason.
@@ -177,7 +178,8 @@ impl Fetching {
     /// while, where that has paid [lately](lunette_runtime::Patience), then sleeps.
     pub fn wait(&mut self, timeout: Duration) -> bool {
         let known = &mut self.known;
-        self.round.wait(timeout, |filled| filled.note(known))
+        self.round
+            .wait(timeout, |filled, ended| filled.note(ended, known))
     }
 
     /// Has cores get what is left.
@@ -242,7 +244,11 @@ impl FetchingBytes {
 }
 
 impl Filled {
-    fn note(self, known: &mut Known) {
+    fn note(self, ended: Ended, known: &mut Known) {
+        if ended != Ended::Answered {
+            // What has come of it may be damaged.
+            return;
+        }
         for (place, gathered) in self.places.into_iter().zip(self.gathered) {
             known[place] = match gathered {
                 Gathered::Unsure {} => None,

@@ -1,5 +1,5 @@
-//! Objects that threads put at another process's cores themselves, on this host: by memory that both share, past their own
-//! process's core, which neither carries them nor wakes for them.
+//! Objects that threads put at another process's cores themselves, past their own process's core, which neither carries them
+//! nor wakes for them: on this host by memory that both share, on others, where they are short, by [lines](super::lines).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::directory::{WAIT_MS_MAX, WriteMessage};
+use lunette_kvstore_proto::message::directory::{Scattered, WAIT_MS_MAX, WriteMessage};
 use lunette_kvstore_proto::placement::home_of;
 use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::{Patience, Pending, SPIN};
@@ -19,6 +19,8 @@ use super::devices::are_of_device;
 use super::hosted::Until;
 use super::lent::Lent;
 use super::placing::{Filled, ToPut};
+use super::round::{Ended, Round};
+use super::sending::{Sent, send};
 use crate::cluster_client::{Among, PutOptions, Stored, parts_of, retention_in, stored_as};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::member::{HANDED_BYTES_MAX, HandedOver, Lane, Outcome};
@@ -36,22 +38,33 @@ pub struct Handing {
     left: Vec<Object>,
     /// What has been, in that order.
     asked: VecDeque<(Object, HandedOver)>,
+    /// What has been sent to other hosts.
+    sending: Round<Sent>,
     /// What cores are to put.
     others: Vec<Object>,
     stored: Vec<Option<Result<Stored, StoreError>>>,
 }
 
 /// One of the objects.
-struct Object {
+pub(super) struct Object {
     index: usize,
-    key: Vec<u8>,
-    value: Vec<Lent>,
-    among: Among,
+    pub(super) key: Vec<u8>,
+    pub(super) value: Vec<Lent>,
+    pub(super) among: Among,
 }
 
 impl Object {
-    fn len_bytes(&self) -> usize {
+    pub(super) fn len_bytes(&self) -> usize {
         self.value.iter().map(Lent::len).sum()
+    }
+
+    /// How it is put, where that is how all are.
+    pub(super) fn options(&self, options: &PutOptions) -> PutOptions {
+        PutOptions {
+            group: self.among.group.or(options.group),
+            behind: self.among.behind.or(options.behind),
+            ..*options
+        }
     }
 }
 
@@ -60,6 +73,7 @@ impl fmt::Debug for Handing {
         f.debug_struct("Handing")
             .field("left", &self.left.len())
             .field("asked", &self.asked.len())
+            .field("homes", &self.sending.len())
             .finish_non_exhaustive()
     }
 }
@@ -72,12 +86,19 @@ impl StoreHandle {
         self.cores.glance().has_lanes()
     }
 
+    /// Whether there are nodes that threads may [ask themselves](Self::look_up), and [put](Self::hand_over) short objects at.
+    #[must_use]
+    pub fn has_far_homes(&self) -> bool {
+        self.cores.has_far_homes()
+    }
+
     /// As [`put_all`](Self::put_all), for a thread that waits: objects of up to 4 MiB whose homes are cores of another process
-    /// on this host, which this one has met, are handed over to these without a core of this process. The rest
+    /// on this host, which this one has met, are handed over to these without a core of this process; short ones whose homes
+    /// are on other hosts are sent to these, if they are a few homes, as by [`look_up`](Self::look_up). The rest
     /// is put by cores, with [`finish`](Handing::finish): what is longer, of a device, preferred elsewhere, or in parts.
     ///
-    /// The values are copied by this thread, in [`step`](Handing::step). What is dropped before the end may be put, or not;
-    /// its memory is the caller's at once.
+    /// The values are copied by this thread, here if they are sent, else in [`step`](Handing::step). What is dropped before the
+    /// end may be put, or not; its memory is the caller's at once.
     ///
     /// # Errors
     /// With `finish`.
@@ -97,10 +118,12 @@ impl StoreHandle {
             options,
             left: left.collect(),
             asked: VecDeque::new(),
+            sending: Round::none(),
             others: Vec::new(),
             stored: (0..count).map(|_| None).collect(),
         };
         handing.pick();
+        handing.send();
         handing
     }
 
@@ -133,6 +156,24 @@ impl Handing {
         (self.left, self.others) = (left, others);
     }
 
+    /// Sends what has no home on this host, or leaves it to cores.
+    fn send(&mut self) {
+        let (near, far) = if self.cores.glance().has_lanes() {
+            let left = std::mem::take(&mut self.left).into_iter();
+            left.partition(|object| self.lane_of(&object.key).is_some())
+        } else {
+            (Vec::new(), std::mem::take(&mut self.left))
+        };
+        self.left = near;
+        if far.is_empty() {
+            return;
+        }
+        match send(&self.cores, &self.options, far) {
+            Ok(sending) => self.sending = sending,
+            Err(mut far) => self.others.append(&mut far),
+        }
+    }
+
     /// How many bytes are to be copied by [`step`](Self::step).
     #[must_use]
     pub fn left_bytes(&self) -> usize {
@@ -158,19 +199,27 @@ impl Handing {
                 None => self.others.push(object),
             }
         }
-        self.asked.is_empty()
+        self.take_sent() && self.asked.is_empty()
+    }
+
+    /// Takes what homes on other hosts have answered. Whether all have.
+    fn take_sent(&mut self) -> bool {
+        let (others, stored) = (&mut self.others, &mut self.stored);
+        self.sending
+            .step(|sent, ended| note_sent(sent, ended, others, stored))
     }
 
     /// Sleeps until there is an answer to take, and no longer than `timeout`; it may wake for no reason.
-    pub fn sleep(&self, timeout: Duration) {
+    pub fn sleep(&mut self, timeout: Duration) {
         let mut asked = self.asked.iter().map(|(_, asked)| asked);
         // What waits for room goes on with the first; else the last one is answered last, in the usual case.
         let awaited = match self.left.is_empty() {
             true => asked.rfind(|asked| asked.look().is_none()),
             false => asked.next(),
         };
-        if let Some(awaited) = awaited {
-            awaited.sleep(timeout);
+        match awaited {
+            Some(awaited) => awaited.sleep(timeout),
+            None => self.sending.sleep(timeout),
         }
     }
 
@@ -214,6 +263,9 @@ impl Handing {
             let interrupted = StoreError::local(StoreErrorKind::Interrupted);
             self.stored[object.index] = Some(Err(interrupted));
         }
+        let (others, stored) = (&mut self.others, &mut self.stored);
+        self.sending
+            .give_up(|sent, ended| note_sent(sent, ended, others, stored));
         self.others.append(&mut self.left);
         if self.others.is_empty() {
             return Pending::ready(self.stored.into_iter().flatten().collect());
@@ -268,13 +320,8 @@ impl Handing {
     fn ask(&self, lane: &Arc<Lane>, object: &Object) -> Option<HandedOver> {
         let key = self.cores.tenant().key(&object.key);
         let key = Key::new(&key).expect("it was looked at");
-        let (options, among) = (self.options, object.among);
-        let options = PutOptions {
-            group: among.group.or(options.group),
-            behind: among.behind.or(options.behind),
-            ..options
-        };
-        let retention = retention_in(self.cores.tenant(), &options, among.is_last);
+        let options = object.options(&self.options);
+        let retention = retention_in(self.cores.tenant(), &options, object.among.is_last);
         let wait_ms = u32::try_from(lane.timeout().as_millis()).unwrap_or(u32::MAX);
         lane.ask(
             object.len_bytes(),
@@ -291,6 +338,28 @@ impl Handing {
             },
             |part, window, at| copy_part(&object.value, part, window, at),
         )
+    }
+}
+
+/// Notes what came of objects that a home was sent. What nothing was done of is left to cores, which know how to go on.
+fn note_sent(
+    sent: Sent,
+    ended: Ended,
+    others: &mut Vec<Object>,
+    stored: &mut [Option<Result<Stored, StoreError>>],
+) {
+    let mut scattered = sent.scattered.into_iter();
+    let is_lost = ended == Ended::Lost || sent.is_nonsense;
+    for object in sent.objects {
+        let done = match (ended, scattered.next()) {
+            _ if is_lost => Err(StoreError::local(StoreErrorKind::Interrupted)),
+            (Ended::Answered, Some(Scattered::Done { answer })) => stored_as(answer),
+            _ => Ok(None),
+        };
+        match done.transpose() {
+            Some(done) => stored[object.index] = Some(done),
+            None => others.push(object),
+        }
     }
 }
 

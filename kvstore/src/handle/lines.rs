@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::mem;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::ClusterMap;
 use lunette_kvstore_proto::message::FormatVersion;
+use lunette_kvstore_proto::message::directory::AskerId;
 use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_transfer::Line;
 
@@ -26,6 +28,14 @@ pub(crate) struct HomeLine {
     pub(crate) version: FormatVersion,
     /// What is asked for.
     pub(crate) namespace: NamespaceKind,
+    /// Who writes on it.
+    pub(crate) asker: AskerId,
+    /// The number of its next write.
+    pub(crate) next_request: u64,
+    /// How long writes may take.
+    pub(crate) timeout: Duration,
+    /// Whether the home knows requests for many writes, as far as it has said.
+    pub(crate) scatters: Arc<AtomicBool>,
 }
 
 /// The lines of some threads. See the [module](self).

@@ -14,7 +14,7 @@ use super::StoreHandle;
 use super::cores::Cores;
 use super::direct::merged;
 use super::objects::unknown;
-use super::round::Round;
+use super::round::{Round, went};
 use crate::error::StoreError;
 
 /// Keys that are being looked up. See [`StoreHandle::look_up`].
@@ -95,13 +95,14 @@ fn ask(cores: &Cores, keys: &[Vec<u8>], known: &Known) -> Option<Round<Peeked>> 
         let head = (seat, epoch, home.namespace);
         let (version, fingerprints) = (home.version, keys.iter().map(|(_, key)| *key));
         let body = |out: &mut Vec<u8>| PeekMessage::encode(head, fingerprints, version, out);
-        home.line.ask(Op::Peek.code(), body, 0)?;
-        Ok(Peeked {
+        let asked = home.line.ask(Op::Peek.code(), body, 0);
+        let peeked = Peeked {
             places: keys.iter().map(|(place, _)| *place).collect(),
             peeks: Vec::new(),
-        })
+        };
+        (peeked, went(&home.line, asked))
     });
-    Some(round)
+    round.ok()
 }
 
 impl Looking {
@@ -115,7 +116,7 @@ impl Looking {
     /// to be called again, after a while, or when it has [slept](Self::sleep).
     pub fn step(&mut self) -> bool {
         let known = &mut self.known;
-        self.round.step(|peeked| peeked.note(known))
+        self.round.step(|peeked, _| peeked.note(known))
     }
 
     /// Sleeps until there is an answer to take, and no longer than `timeout`; it may wake for no reason.
@@ -127,7 +128,7 @@ impl Looking {
     /// while, where that has paid [lately](lunette_runtime::Patience), then sleeps.
     pub fn wait(&mut self, timeout: Duration) -> bool {
         let known = &mut self.known;
-        self.round.wait(timeout, |peeked| peeked.note(known))
+        self.round.wait(timeout, |peeked, _| peeked.note(known))
     }
 
     /// Has cores look up what is left; for each key, in their order, whether there is an object.

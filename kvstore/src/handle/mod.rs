@@ -16,8 +16,8 @@
 //! | `placing` | [`Placing`]: the same for puts |
 //! | `looking` | [`Looking`]: keys that who asks looks up at homes on other hosts |
 //! | `fetching` | [`Fetching`]: short objects that who asks gets from them |
-//! | `lines`, `round` | the connections for both, and questions on several of them |
-//! | `handing` | [`Handing`]: puts at other processes of this host |
+//! | `lines`, `round` | the connections for both and for puts, and questions on several of them |
+//! | `handing` | [`Handing`]: puts at other processes of this host and, by `sending`, short ones at other hosts |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
 //! | `lengths` | how long a value is likely to be |
 //! | `lent` | [`Lent`]: memory of threads |
@@ -47,6 +47,7 @@ mod objects;
 mod placing;
 mod reserving;
 mod round;
+mod sending;
 
 use std::fmt;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use lunette_kvstore_proto::asker::RESEND;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_runtime::{Patience, SPIN, WORK_MAX};
-use lunette_transfer::{CloseReason, LineSink};
+use lunette_transfer::{CloseReason, Line, LineSink};
 
 use super::cores::{Cores, work_of};
 use super::lines::{HomeLine, LentLine, Taken};
@@ -22,9 +22,33 @@ const LOOKS: u32 = 32;
 /// Homes that are asked, each with what takes its answer.
 pub(super) struct Round<A> {
     asked: Vec<(LentLine, A)>,
+    /// Who could not be asked, or whose answer is lost, and is told of with the next step.
+    failed: Vec<(A, Ended)>,
     until: Instant,
     /// How long their cores work on the answers.
     work: Duration,
+}
+
+/// What came of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// Its answer is there.
+    Answered,
+    /// Nothing of it has left.
+    Unasked,
+    /// Whether the home has done what was asked is unknown.
+    Lost,
+}
+
+/// How a question has ended that was asked so, if it has.
+pub(super) fn went(line: &Line, asked: Result<(), CloseReason>) -> Option<Ended> {
+    let reason = asked.err()?;
+    tracing::debug!(%reason, "a thread's connection has ended");
+    Some(if line.is_unsent() {
+        Ended::Unasked
+    } else {
+        Ended::Lost
+    })
 }
 
 impl Cores {
@@ -45,6 +69,15 @@ impl Cores {
         let is_elsewhere = homes.keys().all(|&seat| !self.has_seat(seat));
         is_elsewhere.then_some((map.epoch(), homes))
     }
+
+    /// Whether any home is of another node.
+    pub(super) fn has_far_homes(&self) -> bool {
+        let map = self.map();
+        map.as_ref().is_some_and(|map| {
+            let members = map.members();
+            members.iter().any(|member| !self.is_node(member.id))
+        })
+    }
 }
 
 impl<A: LineSink> Round<A> {
@@ -52,40 +85,50 @@ impl<A: LineSink> Round<A> {
     pub(super) fn none() -> Self {
         Self {
             asked: Vec::new(),
-            until: Instant::now(),
+            failed: Vec::new(),
+            until: Instant::now() + RESEND,
             work: Duration::ZERO,
         }
     }
 
-    /// Asks each of the homes, if there is a line to all, for so many items in all: `ask` does, and says what takes the answer.
+    /// Asks each of the homes, if there is a line to all, for so many items in all: `ask` does,
+    /// and says what takes the answer, and how the question has ended if it has. Else the homes are given back.
+    ///
+    /// # Errors
+    /// The homes: nobody is asked.
     pub(super) fn begin<T>(
         cores: &Cores,
         (homes, items): (BTreeMap<Seat, T>, usize),
-        mut ask: impl FnMut(Seat, &mut HomeLine, T) -> Result<A, CloseReason>,
-    ) -> Self {
-        let mut round = Self::none();
-        let homes_count = homes.len();
-        let mut lent = Vec::with_capacity(homes_count);
-        for (seat, its) in homes {
+        mut ask: impl FnMut(Seat, &mut HomeLine, T) -> (A, Option<Ended>),
+    ) -> Result<Self, BTreeMap<Seat, T>> {
+        let mut lent = Vec::with_capacity(homes.len());
+        for &seat in homes.keys() {
             match cores.lines().take(seat) {
-                Taken::Line(line) => lent.push((seat, line, its)),
+                Taken::Line(line) => lent.push(line),
                 Taken::ToMake => cores.have_line_made(seat),
                 Taken::None => {}
             }
         }
-        if lent.len() < homes_count {
+        if lent.len() < homes.len() {
             // A core is asked in any case: it asks all.
-            return round;
+            return Err(homes);
         }
-        round.until += RESEND;
+        let mut round = Self::none();
         round.work = work_of(items).min(WORK_MAX);
-        for (seat, mut line, its) in lent {
-            match ask(seat, line.home(), its) {
-                Ok(answer) => round.asked.push((line, answer)),
-                Err(reason) => tracing::debug!(?seat, %reason, "a thread's connection has ended"),
+        for (mut line, (seat, its)) in lent.into_iter().zip(homes) {
+            let (answer, ended) = ask(seat, line.home(), its);
+            match ended {
+                None => round.asked.push((line, answer)),
+                Some(ended) => round.failed.push((answer, ended)),
             }
         }
-        round
+        Ok(round)
+    }
+
+    /// The same, in which answers are waited for so long.
+    pub(super) fn within(mut self, timeout: Duration) -> Self {
+        self.until = Instant::now() + timeout;
+        self
     }
 
     /// How many have not answered.
@@ -93,32 +136,51 @@ impl<A: LineSink> Round<A> {
         self.asked.len()
     }
 
-    /// Takes what has come; `done` is told each answer that is whole. Whether nobody is waited for any more: who has not
+    /// Takes what has come; `done` is told how each question has ended. Whether nobody is waited for any more: who has not
     /// answered in time, or not as it should, is not.
-    pub(super) fn step(&mut self, mut done: impl FnMut(A)) -> bool {
+    pub(super) fn step(&mut self, mut done: impl FnMut(A, Ended)) -> bool {
+        for (answer, ended) in self.failed.drain(..) {
+            done(answer, ended);
+        }
         let mut place = 0;
         while let Some((line, answer)) = self.asked.get_mut(place) {
-            match line.home().line.look(answer) {
+            let ended = match line.home().line.look(answer) {
                 Ok(None) => {
                     place += 1;
                     continue;
                 }
-                Ok(Some(Ok(()))) => {
-                    let (line, answer) = self.asked.remove(place);
-                    drop(line);
-                    done(answer);
-                    continue;
+                Ok(Some(Ok(()))) => Ended::Answered,
+                Ok(Some(Err(error))) => {
+                    tracing::debug!(%error, "a thread asks in vain");
+                    Ended::Lost
                 }
-                Ok(Some(Err(error))) => tracing::debug!(%error, "a thread asks in vain"),
-                Err(reason) => tracing::debug!(%reason, "a thread's connection has ended"),
-            }
-            drop(self.asked.remove(place));
+                Err(reason) => {
+                    tracing::debug!(%reason, "a thread's connection has ended");
+                    Ended::Lost
+                }
+            };
+            let (line, answer) = self.asked.remove(place);
+            drop(line);
+            done(answer, ended);
         }
         if !self.asked.is_empty() && Instant::now() >= self.until {
             tracing::debug!(homes = self.asked.len(), "a thread is not answered in time");
-            self.asked.clear();
+            for (_line, answer) in self.asked.drain(..) {
+                done(answer, Ended::Lost);
+            }
         }
         self.asked.is_empty()
+    }
+
+    /// Waits no more; `done` is told how what was asked has ended.
+    pub(super) fn give_up(self, mut done: impl FnMut(A, Ended)) {
+        let lost = self
+            .asked
+            .into_iter()
+            .map(|(_, answer)| (answer, Ended::Lost));
+        for (answer, ended) in self.failed.into_iter().chain(lost) {
+            done(answer, ended);
+        }
     }
 
     /// Sleeps until something may have come, and no longer than `timeout`; it may wake for no reason.
@@ -131,7 +193,7 @@ impl<A: LineSink> Round<A> {
 
     /// Blocks this thread until nobody is waited for any more, and no longer than `timeout`; whether that is so. It looks for a
     /// while, where that has paid [lately](Patience), then sleeps.
-    pub(super) fn wait(&mut self, timeout: Duration, mut done: impl FnMut(A)) -> bool {
+    pub(super) fn wait(&mut self, timeout: Duration, mut done: impl FnMut(A, Ended)) -> bool {
         thread_local! {
             static PATIENCE: Patience = const { Patience::new() };
         }

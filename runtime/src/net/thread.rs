@@ -1,11 +1,12 @@
 //! Connections of threads that are no core's.
 
+use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use crate::op::OpError;
 
@@ -23,14 +24,16 @@ impl ThreadStream {
         Self { socket }
     }
 
-    /// Sends as many of the bytes as the system takes without waiting; how many, which may be none.
+    /// Sends as many of the bytes of these parts, one behind the other, as the system takes without waiting; how many, which may
+    /// be none.
     ///
     /// # Errors
     /// [`OpError::Os`], when the connection has ended.
-    pub fn try_send(&self, bytes: &[u8]) -> Result<usize, OpError> {
+    pub fn try_send(&self, parts: &[IoSlice<'_>]) -> Result<usize, OpError> {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         loop {
-            match send(&self.socket, bytes, flags) {
+            let mut nothing = SendAncillaryBuffer::default();
+            match sendmsg(&self.socket, parts, &mut nothing, flags) {
                 Ok(count) => return Ok(count),
                 Err(Errno::AGAIN) => return Ok(0),
                 Err(Errno::INTR) => {}

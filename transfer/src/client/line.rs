@@ -1,5 +1,6 @@
 //! A connection on which a thread that is no core's asks, one request after the other.
 
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use lunette_runtime::net::ThreadStream;
 use lunette_runtime_core::limits::BODY_BYTES_MAX;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::calls::{CallEnd, Calls, ResponseSink};
-use lunette_transfer_proto::frame::{FrameKind, encode_frame};
+use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 use lunette_transfer_proto::hello::{Agreement, Hello};
 use lunette_transfer_proto::receiver::{PayloadVerdict, Receiver, ReceiverLimits, Step};
 
@@ -30,9 +31,9 @@ pub trait LineSink {
 /// A connection of whatever thread has it. A core makes it; from then on the thread asks the system itself, so that a request
 /// wakes the peer, and its answer the thread, and nobody between them.
 ///
-/// There is one request at a time, without payload. It does not end by itself: who asks keeps the time, and drops the line
-/// with what is unanswered on it. A line that has failed once fails again. What is received of a payload is copied to who is
-/// told, while it looks: no memory is lent.
+/// There is one request at a time. It does not end by itself: who asks keeps the time, and drops the line with what is
+/// unanswered on it. A line that has failed once fails again. Payloads are copied, by the thread, to memory of the line and
+/// from there: none is lent.
 #[derive(Debug)]
 pub struct Line {
     stream: ThreadStream,
@@ -42,8 +43,12 @@ pub struct Line {
     staging: Vec<u8>,
     /// What of staging has been received and not been stepped through.
     unread: Range<usize>,
+    /// The head of the request.
     out: Vec<u8>,
-    /// What of it has been sent.
+    /// Its payload lies at the front; what is behind it is of earlier ones.
+    payload: Vec<u8>,
+    payload_len: usize,
+    /// What of head and payload has been sent.
     sent: usize,
     body: Vec<u8>,
     is_asked: bool,
@@ -87,6 +92,8 @@ impl Line {
             staging,
             unread,
             out: Vec::new(),
+            payload: Vec::new(),
+            payload_len: 0,
             sent: 0,
             body: Vec::new(),
             is_asked: false,
@@ -107,11 +114,28 @@ impl Line {
         !self.is_asked && self.failed.is_none()
     }
 
+    /// Whether the peer has neither finished nor said anything, when nothing is unanswered. It may have by the time that this
+    /// returns.
+    pub fn is_quiet(&mut self) -> bool {
+        let is_quiet = self.unread.is_empty() && matches!(self.stream.try_recv(&mut [0]), Ok(None));
+        if !is_quiet {
+            self.failed.get_or_insert(CloseReason::Peer);
+        }
+        self.is_free()
+    }
+
+    /// Whether nothing of the last request has been sent: the peer cannot have done what was asked.
+    #[must_use]
+    pub const fn is_unsent(&self) -> bool {
+        self.sent == 0
+    }
+
     /// Asks the peer for `op`, with an answer of at most `room_bytes` of payload; `body` appends the request's body. What the
     /// system does not take at once is sent as the [answer](Self::look) is looked for.
     ///
     /// # Errors
-    /// [`CloseReason`]: the connection has ended. Whether the peer does what was asked is unknown.
+    /// [`CloseReason`]: the connection has ended. Whether the peer does what was asked is unknown, unless it is
+    /// [unsent](Self::is_unsent).
     ///
     /// # Panics
     /// If something is [unanswered](Self::is_free), or the body is longer than a frame's may be.
@@ -121,7 +145,54 @@ impl Line {
         body: impl FnOnce(&mut Vec<u8>),
         room_bytes: u32,
     ) -> Result<(), CloseReason> {
+        self.payload_len = 0;
+        self.begin(op, body, None, room_bytes)
+    }
+
+    /// Room for the payload of the next request, which [`ask_with_payload`](Self::ask_with_payload) sends. What lies there before
+    /// is anything.
+    ///
+    /// # Panics
+    /// If something is [unanswered](Self::is_free).
+    pub fn payload(&mut self, len_bytes: usize) -> &mut [u8] {
         assert!(!self.is_asked, "one request at a time");
+        if self.payload.len() < len_bytes {
+            self.payload.resize(len_bytes, 0);
+        }
+        self.payload_len = len_bytes;
+        &mut self.payload[..len_bytes]
+    }
+
+    /// As [`ask`](Self::ask), with what was written to the [payload's room](Self::payload), of this checksum, and an answer
+    /// without payload.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there, or if the payload is longer than was [agreed](Self::agreement).
+    pub fn ask_with_payload(
+        &mut self,
+        op: u16,
+        body: impl FnOnce(&mut Vec<u8>),
+        crc32c: u32,
+    ) -> Result<(), CloseReason> {
+        let len_bytes = u32::try_from(self.payload_len).expect("payloads are bounded");
+        let len_max = self.agreement.payload_bytes_max;
+        assert!(len_bytes <= len_max, "more than was agreed");
+        let digest = PayloadDigest { len_bytes, crc32c };
+        self.begin(op, body, Some(digest), 0)
+    }
+
+    fn begin(
+        &mut self,
+        op: u16,
+        body: impl FnOnce(&mut Vec<u8>),
+        payload: Option<PayloadDigest>,
+        room_bytes: u32,
+    ) -> Result<(), CloseReason> {
+        assert!(!self.is_asked, "one request at a time");
+        self.sent = 0;
         if let Some(reason) = self.failed {
             return Err(reason);
         }
@@ -132,9 +203,8 @@ impl Line {
         let id = id.expect("nothing is under way");
         self.is_asked = true;
         self.out.clear();
-        self.sent = 0;
         let out = &mut self.out;
-        encode_frame(out, FrameKind::Request, op, id, &self.body, None);
+        encode_frame(out, FrameKind::Request, op, id, &self.body, payload);
         let sent = self.send();
         self.note(sent)
     }
@@ -158,7 +228,7 @@ impl Line {
 
     /// Blocks this thread until there may be something to [look](Self::look) for, and no longer than `timeout`.
     pub fn sleep(&self, timeout: Duration) {
-        let sends = self.sent < self.out.len();
+        let sends = self.sent < self.out.len() + self.payload_len;
         if let Err(error) = self.stream.sleep(sends, timeout) {
             tracing::debug!(%error, "a thread looks for its answer at once");
         }
@@ -171,13 +241,21 @@ impl Line {
 
     /// Sends what the system takes.
     fn send(&mut self) -> Result<(), CloseReason> {
-        while self.sent < self.out.len() {
-            match self.stream.try_send(&self.out[self.sent..])? {
-                0 => break,
+        let payload = &self.payload[..self.payload_len];
+        loop {
+            let head = self.out.get(self.sent..).unwrap_or_default();
+            let rest = &payload[self.sent.saturating_sub(self.out.len())..];
+            if head.is_empty() && rest.is_empty() {
+                return Ok(());
+            }
+            match self
+                .stream
+                .try_send(&[IoSlice::new(head), IoSlice::new(rest)])?
+            {
+                0 => return Ok(()),
                 count => self.sent += count,
             }
         }
-        Ok(())
     }
 
     fn step_all(
