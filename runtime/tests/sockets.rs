@@ -3,10 +3,12 @@
 
 mod on_each_driver;
 
+use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::thread;
 use std::time::Duration;
 
-use lunette_runtime::net::{Message, TcpListener, TcpStream};
+use lunette_runtime::net::{Message, TcpListener, TcpStream, ThreadStream};
 use lunette_runtime::vectored::Scatter;
 use lunette_runtime::{OpError, arena, spawn_local, time};
 use rustix::io::Errno;
@@ -259,5 +261,88 @@ fn a_list_is_filled_in_order_and_exposed_memory_is_sent_and_received() {
         let (stopped, list) = server.recv_list_until(list, soon).await;
         assert_eq!(stopped, Err(OpError::Cancelled));
         assert_eq!(list.len(), PARTS * PART);
+    });
+}
+
+/// What a core has connected and somebody else has still, or what is under way, is no thread's.
+#[test]
+fn a_thread_takes_a_connection_that_is_nobody_elses() {
+    run(0, || async {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let client = TcpStream::connect(listener.local_addr()).await;
+        let client = client.expect("connected");
+        let server = listener.accept().await.expect("accepted");
+        let other = client.clone();
+        assert!(client.into_thread().is_none(), "there is another handle");
+        // It has been used, by whatever the driver keeps for that.
+        let (sent, _) = server.send_all(b"before".to_vec(), 0, 6).await;
+        sent.expect("it is open");
+        let (got, bytes) = other.recv(vec![0; 6], 0, 6).await;
+        assert_eq!((got, &bytes[..]), (Ok(6), &b"before"[..]));
+        let stream = other.into_thread().expect("the last handle");
+        let thread = thread::spawn(move || ask(&stream));
+        let (got, bytes) = server.recv(vec![0; 16], 0, 16).await;
+        assert_eq!((got, &bytes[..8]), (Ok(8), &b"question"[..]));
+        let (sent, _) = server.send_all(b"answer".to_vec(), 0, 6).await;
+        sent.expect("it is open");
+        // The next one is for the thread to find, wherever it is then.
+        drop(server);
+        assert!(thread.join().expect("no panic"), "it ends for the thread");
+    });
+}
+
+/// Asks, and is answered; whether the connection ends then.
+fn ask(stream: &ThreadStream) -> bool {
+    let mut bytes = [0; 16];
+    assert_eq!(stream.try_recv(&mut bytes), Ok(None), "nothing is there");
+    stream
+        .sleep(false, Duration::from_millis(1))
+        .expect("memory");
+    let (first, second) = (IoSlice::new(b"ques"), IoSlice::new(b"tion"));
+    assert_eq!(stream.try_send(&[first, second]), Ok(8));
+    let mut next = || {
+        loop {
+            match stream.try_recv(&mut bytes).expect("it is open") {
+                Some(count) => break bytes[..count].to_vec(),
+                None => stream.sleep(false, Duration::MAX).expect("memory"),
+            }
+        }
+    };
+    assert_eq!(next(), b"answer");
+    next().is_empty()
+}
+
+/// A peer that takes nothing costs a thread no time: it is told how much has been taken, and may sleep until there is room.
+#[test]
+fn a_thread_sends_what_the_system_takes() {
+    run(0, || async {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let client = TcpStream::connect(listener.local_addr()).await;
+        let server = listener.accept().await.expect("accepted");
+        let stream = client.expect("connected").into_thread();
+        let stream = stream.expect("the only handle");
+        let piece = vec![7; 1 << 20];
+        let mut sent = 0;
+        loop {
+            match stream.try_send(&[IoSlice::new(&piece)]).expect("open") {
+                0 => break,
+                count => sent += count,
+            }
+            assert!(sent < 1 << 30, "the system takes no end of bytes");
+        }
+        // It returns for what comes as well, and else when it is told to.
+        stream
+            .sleep(true, Duration::from_millis(1))
+            .expect("memory");
+        let thread = thread::spawn(move || {
+            stream.sleep(true, Duration::MAX).expect("memory");
+            stream.try_send(&[IoSlice::new(&[9])])
+        });
+        let mut got = 0;
+        while got < sent {
+            let (count, _) = server.recv(vec![0; 1 << 20], 0, 1 << 20).await;
+            got += count.expect("it sends");
+        }
+        assert_eq!(thread.join().expect("no panic"), Ok(1));
     });
 }

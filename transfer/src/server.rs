@@ -18,6 +18,7 @@ use lunette_transfer_proto::frame::FrameKind;
 use lunette_transfer_proto::hello::{Agreement, Handshake, Hello, HelloRefusal};
 use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
 
+use crate::client::LINE_IN_FLIGHT;
 use crate::drain::{Begun, Drain};
 use crate::error::{CloseReason, ConnectError};
 use crate::frames::{Payload, push_frame};
@@ -36,7 +37,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 pub struct ServeOptions {
     /// What this side says of itself.
     pub hello: Hello,
-    /// Most connections at a time; further ones are refused as busy.
+    /// Most connections at a time; further ones are refused as busy. When more than half as many are open, those of threads
+    /// ([`Line`](crate::Line)) are ended as they come: who has one has a core's connection besides, or needs room for it.
     pub connections_max: usize,
     /// How long a peer may take for its hello.
     pub handshake_timeout: Duration,
@@ -220,13 +222,12 @@ pub async fn serve<S: Service>(
         if let Err(error) = stream.set_unanswered_max(options.stall_timeout) {
             tracing::debug!(%error, "a connection may outlive its peer");
         }
-        let (service, options) = (Rc::clone(&service), Rc::clone(&options));
+        let options = Rc::clone(&options);
         let retire = drain.listen();
         let counted = Counted::new(&open, &service);
         let id = ids.next().expect("numbers do not end");
         spawned(connections.spawn(async move {
-            let service = Rc::clone(&service);
-            let reason = serve_connection(id, stream, service, &options, retire).await;
+            let reason = serve_connection(id, stream, &counted, &options, retire).await;
             tracing::debug!(?reason, "connection ended");
             drop(counted);
         }));
@@ -275,6 +276,14 @@ impl<S: Service> Counted<S> {
     }
 }
 
+impl<S: Service> Counted<S> {
+    /// Whether it is a thread's, and others need the room.
+    fn is_in_the_way(&self, agreement: &Agreement, options: &ServeOptions) -> bool {
+        let is_of_thread = agreement.in_flight_max == LINE_IN_FLIGHT;
+        is_of_thread && self.open.get() > options.connections_max / 2
+    }
+}
+
 impl<S: Service> Drop for Counted<S> {
     fn drop(&mut self) {
         self.open.set(self.open.get() - 1);
@@ -299,10 +308,11 @@ async fn refuse(stream: TcpStream, is_guarded: bool) {
 async fn serve_connection<S: Service>(
     id: ConnectionId,
     stream: TcpStream,
-    service: Rc<S>,
+    counted: &Counted<S>,
     options: &ServeOptions,
     retire: Begun,
 ) -> Result<CloseReason, ConnectError> {
+    let service = Rc::clone(&counted.service);
     let mut inbound = Inbound::new(stream.clone())?;
     let outbox = Outbox::default();
     let sender = Scope::new();
@@ -324,6 +334,7 @@ async fn serve_connection<S: Service>(
         return Ok(CloseReason::Local);
     }
     let result = match agree(&mut inbound, &outbox, options, epoch, deadline).await {
+        Ok(agreement) if counted.is_in_the_way(&agreement, options) => Ok(CloseReason::Local),
         Ok(agreement) => {
             service.on_agreed(id, &agreement, Closer(stream.clone()));
             let mut answering = Answering {

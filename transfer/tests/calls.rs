@@ -1,6 +1,8 @@
 //! Calls between two tasks of one core, over loopback: replies, limits, deadlines, lost peers.
 #![forbid(unsafe_code)]
 
+mod peer;
+
 use std::cell::{Cell, RefCell};
 use std::future::{Future, pending};
 use std::net::SocketAddr;
@@ -8,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_runtime::arena::{Exposed, Region, RegionMut};
-use lunette_runtime::net::{TcpListener, TcpStream};
+use lunette_runtime::net::TcpStream;
 use lunette_runtime::{CoreOptions, Idle, Scope, arena, block_on, can_spawn, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::RequestId;
@@ -19,9 +21,9 @@ use lunette_transfer::{
 };
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 use lunette_transfer_proto::hello::{Handshake, HandshakeFault, Hello, HelloRefusal, VersionRange};
-use lunette_transfer_proto::receiver::{Receiver, ReceiverLimits, Step};
 
-const SECOND: Duration = Duration::from_secs(1);
+use peer::{SECOND, fake_peer, hello, listen, next_request, response, send};
+
 const MIB: usize = 1 << 20;
 /// What is answered by a task.
 const LATER: u16 = 900;
@@ -32,16 +34,6 @@ fn run<F: Future + 'static>(start: impl FnOnce() -> F) -> F::Output {
         ..CoreOptions::default()
     };
     block_on(None, options, start).expect("a core")
-}
-
-fn hello() -> Hello {
-    Hello {
-        versions: VersionRange::OURS,
-        session_epoch: 1,
-        in_flight_max: 64,
-        payload_bytes_max: 4 << 20,
-        greeting: b"hi".to_vec(),
-    }
 }
 
 /// Answers with what it was given; counts the payloads it lost.
@@ -124,12 +116,6 @@ fn options(connections_max: usize) -> ServeOptions {
         handshake_timeout: Duration::from_millis(200),
         stall_timeout: Duration::from_millis(50),
     }
-}
-
-fn listen() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0".parse().expect("address")).expect("a port");
-    let address = listener.local_addr();
-    (listener, address)
 }
 
 fn start_echo() -> (SocketAddr, Rc<Echo>) {
@@ -350,51 +336,6 @@ fn payloads_beyond_the_room_or_the_limit_are_typed() {
             .await;
         assert_eq!(reply.expect("a reply").status, 7);
     });
-}
-
-/// A peer under the test's control: shakes hands, then hands the stream over.
-async fn fake_peer(listener: TcpListener) -> TcpStream {
-    let stream = listener.accept().await.expect("accepted");
-    let mut receiver = Receiver::new(ReceiverLimits::HELLO);
-    let mut handshake = Handshake::acceptor(hello(), time::now() + SECOND);
-    let (count, buffer) = stream.recv(vec![0; 4096], 0, 4096).await;
-    let mut input = &buffer[..count.expect("received")];
-    let mut answer = Vec::new();
-    match receiver.step(&mut input).expect("a hello") {
-        Step::Frame(frame) => drop(handshake.handle(frame, &mut answer)),
-        step => unreachable!("{step:?}"),
-    }
-    let len = answer.len();
-    stream.send_all(answer, 0, len).await.0.expect("sent");
-    stream
-}
-
-/// The id of the next request, which has no payload.
-async fn next_request(stream: &TcpStream) -> RequestId {
-    let (count, buffer) = stream.recv(vec![0; 4096], 0, 4096).await;
-    let mut input = &buffer[..count.expect("received")];
-    let mut receiver = Receiver::new(ReceiverLimits::open(0));
-    match receiver.step(&mut input).expect("a request") {
-        Step::Frame(frame) => frame.header.id,
-        step => unreachable!("{step:?}"),
-    }
-}
-
-async fn send(stream: &TcpStream, bytes: Vec<u8>) {
-    let len = bytes.len();
-    stream.send_all(bytes, 0, len).await.0.expect("sent");
-}
-
-fn response(id: RequestId, bytes: &[u8]) -> Vec<u8> {
-    let len_bytes = u32::try_from(bytes.len()).expect("small");
-    let digest = PayloadDigest {
-        len_bytes,
-        crc32c: crc32c(bytes),
-    };
-    let mut out = Vec::new();
-    encode_frame(&mut out, FrameKind::Response, 0, id, &[], Some(digest));
-    out.extend_from_slice(bytes);
-    out
 }
 
 #[test]

@@ -147,15 +147,19 @@ impl Asking {
 
     /// Asks for a newer map, and waits for one for at most `timeout`.
     pub(super) async fn renew_map(&self, timeout: Duration) {
-        let (renewed, wait) = oneshot::channel();
-        {
-            let mut waiting = self.renewed.borrow_mut();
-            waiting.retain(|waiter| !waiter.is_canceled());
-            waiting.push(renewed);
-        }
+        let next = self.next_map();
         self.stale.raise();
-        let waited = time::timeout(timeout, wait).await;
+        let waited = time::timeout(timeout, next).await;
         tracing::trace!(?waited, "map");
+    }
+
+    /// Ends when the map is another one, or there will be no other.
+    pub(super) fn next_map(&self) -> oneshot::Receiver<()> {
+        let (renewed, wait) = oneshot::channel();
+        let mut waiting = self.renewed.borrow_mut();
+        waiting.retain(|waiter| !waiter.is_canceled());
+        waiting.push(renewed);
+        wait
     }
 
     /// Begins an operation, which ends at `until` at the latest. A get ends with the future; everything else goes

@@ -375,6 +375,12 @@ impl ClusterClient {
         self.asking.map()
     }
 
+    /// Ends when the map is another one, or there will be no other: whether it is.
+    pub(crate) fn next_map(&self) -> impl Future<Output = bool> + use<> {
+        let next = self.asking.next_map();
+        async move { next.await.is_ok() }
+    }
+
     /// What it has copied from the memory of owners on this host.
     #[must_use]
     pub fn one_sided(&self) -> OneSided {

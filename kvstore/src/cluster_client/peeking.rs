@@ -115,6 +115,13 @@ impl ClusterClient {
         }
     }
 
+    /// Keeps this client's own connection to a home from being idle; makes one if there is none.
+    pub(crate) async fn stay_connected(&self, home: Seat) {
+        if let Err(fault) = self.asking.seats.connection(home).await {
+            tracing::debug!(?home, %fault, "a node cannot be reached");
+        }
+    }
+
     /// How long a connection is kept on which nothing is asked.
     pub(crate) fn idle_timeout(&self) -> Duration {
         self.asking.seats.linking().idle_timeout

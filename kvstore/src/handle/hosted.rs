@@ -6,10 +6,8 @@ use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use futures_channel::oneshot;
-use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::arena::{Exposed, SharedMemory};
 use lunette_runtime::{Receiver, Scope, spawn_local, time};
@@ -48,14 +46,12 @@ pub(super) struct Hosted {
     landings: RefCell<Vec<(Weak<()>, Landing)>>,
     cores: Weak<Cores>,
     core: usize,
-    /// The epoch of the map that threads have been told.
-    told: Cell<Epoch>,
     answering: Scope,
     /// Of values of which nobody says how long they are.
     pub(super) lengths: Arc<Lengths>,
     /// Devices of which threads lend memory.
     pub(super) devices: Devices,
-    /// Makes and closes connections of threads.
+    /// Makes and closes connections of threads, and tells them of maps.
     making: Scope,
     is_closing_lines: Rc<Cell<bool>>,
     /// What handles to memory keep here: nothing.
@@ -78,7 +74,6 @@ impl Hosted {
             landings: RefCell::default(),
             cores: seated.cores,
             core: seated.core,
-            told: Cell::default(),
             answering: Scope::new(),
             lengths,
             devices: Devices::default(),
@@ -86,7 +81,14 @@ impl Hosted {
             is_closing_lines: Rc::default(),
             keeps: Arc::new(()),
         });
-        hosted.tell_map();
+        if let Some(cores) = hosted.cores.upgrade() {
+            cores.on_map(&hosted.client.map());
+        }
+        let telling = tell_maps(hosted.client.clone(), Weak::clone(&hosted.cores));
+        let is_told = hosted.making.spawn(telling);
+        if is_told.is_err() {
+            return Err(ClusterError::TooManyTasks);
+        }
         let answering = spawn_local(answer_all(hosted, questions));
         if answering.is_finished() {
             return Err(ClusterError::TooManyTasks);
@@ -152,16 +154,6 @@ impl Hosted {
         memory.here(Arc::clone(&self.keeps)).to_vec()
     }
 
-    fn tell_map(&self) {
-        let map = self.client.map();
-        if map.epoch() > self.told.get() {
-            self.told.set(map.epoch());
-            if let Some(cores) = self.cores.upgrade() {
-                cores.on_map(&map);
-            }
-        }
-    }
-
     /// Memory that owners write from now on, for as long as somebody has `wanted`; with how many adapters.
     pub(super) async fn land(&self, memory: &Lent, wanted: Weak<()>) -> Result<usize, LandFailure> {
         if memory.is_of_device() {
@@ -190,7 +182,7 @@ impl Hosted {
             cores.lines().made(seat, Err(BUSY_PAUSE));
         }
         if !self.is_closing_lines.replace(true) {
-            let closing = close_lines(Weak::clone(&self.cores), self.client.idle_timeout());
+            let closing = close_lines(self.client.clone(), Weak::clone(&self.cores));
             let is_closing = Rc::clone(&self.is_closing_lines);
             let begun = self.making.spawn(async move {
                 closing.await;
@@ -227,14 +219,34 @@ impl Drop for Hosted {
     }
 }
 
-/// Closes connections of threads that are not used, until there are none.
-async fn close_lines(cores: Weak<Cores>, idle_timeout: Duration) {
+/// Closes connections of threads that are not used, until there are none. As long as there are, the client keeps one of its own,
+/// over which it learns of newer maps.
+async fn close_lines(client: ClusterClient, cores: Weak<Cores>) {
+    let idle_timeout = client.idle_timeout();
     loop {
         time::sleep(idle_timeout / 4).await;
         let Some(cores) = cores.upgrade() else {
             return;
         };
-        if !cores.lines().close_idle(idle_timeout) {
+        cores.lines().close_idle(idle_timeout);
+        let Some(home) = cores.lines().any_home() else {
+            return;
+        };
+        drop(cores);
+        client.stay_connected(home).await;
+    }
+}
+
+/// Tells threads each newer map, of which they may ask nobody else.
+async fn tell_maps(client: ClusterClient, cores: Weak<Cores>) {
+    loop {
+        let next = client.next_map();
+        let Some(told) = cores.upgrade() else {
+            return;
+        };
+        told.on_map(&client.map());
+        drop(told);
+        if !next.await {
             return;
         }
     }
@@ -255,7 +267,6 @@ async fn answer_all(hosted: Rc<Hosted>, mut questions: Receiver<Job>) {
     while let Some(question) = questions.recv().await {
         question(&hosted);
         hosted.drop_unwanted();
-        hosted.tell_map();
         taken += 1;
         if taken % TURN_QUESTIONS == 0 {
             time::yield_now().await;

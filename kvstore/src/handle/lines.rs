@@ -21,6 +21,9 @@ pub(super) const LINES_MAX: usize = 64;
 /// Of these, to one home: so many threads ask it at the same time.
 pub(super) const LINES_TO_HOME_MAX: usize = 4;
 
+/// How long no other line is made after one has ended.
+const ENDED_PAUSE: Duration = Duration::from_secs(1);
+
 /// A connection to a home, and what is spoken on it.
 pub(crate) struct HomeLine {
     pub(crate) line: Line,
@@ -128,14 +131,20 @@ impl Lines {
         drop(gone);
     }
 
-    /// Closes those that were not used for so long; whether any are left.
-    pub(super) fn close_idle(&self, idle_timeout: Duration) -> bool {
+    /// Closes those that were not used for so long.
+    pub(super) fn close_idle(&self, idle_timeout: Duration) {
         let now = Instant::now();
         let mut state = self.state();
         for home in state.homes.values_mut() {
             (home.idle).retain(|(_, used)| now.duration_since(*used) < idle_timeout);
         }
-        state.homes.values().any(|home| home.open() > 0)
+    }
+
+    /// One of the homes to which there are any.
+    pub(super) fn any_home(&self) -> Option<Seat> {
+        let state = self.state();
+        let mut homes = state.homes.iter();
+        homes.find_map(|(seat, home)| (home.open() > 0).then_some(*seat))
     }
 
     /// Closes all; there will be no others.
@@ -152,10 +161,14 @@ impl Lines {
             return;
         };
         home.lent -= 1;
-        // One on which an answer is to come yet, or that has ended, is closed.
+        let now = Instant::now();
         if line.line.is_free() {
-            home.idle.push((line, Instant::now()));
+            home.idle.push((line, now));
+            return;
         }
+        // It has ended, or an answer is to come yet that nobody waits for: it is closed. The home may be gone, or have no room
+        // for lines.
+        home.not_before = now.checked_add(ENDED_PAUSE);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

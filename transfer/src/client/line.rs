@@ -20,6 +20,9 @@ use crate::guard::Guard;
 /// What is received at a time: payloads are copied from there.
 const STAGING_BYTES: usize = 32 * 1024;
 
+/// Requests that are under way on a line. It is by this that who serves knows one.
+pub(crate) const LINE_IN_FLIGHT: u32 = 1;
+
 /// Who is told an answer.
 pub trait LineSink {
     /// The answer's status and body, and the length of the payload that follows.
@@ -59,7 +62,8 @@ pub struct Line {
 
 impl Line {
     /// Connects to `address`, authenticates both sides if there is a guard, and shakes hands, all within `timeout`, on a
-    /// core. `None` where a thread cannot have the connection: it is sealed, or a simulated one.
+    /// core. `None` where a thread cannot have the connection: it is sealed, or a simulated one. A peer of whose connections
+    /// more than half are [taken](crate::ServeOptions::connections_max) ends it at once.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -69,6 +73,10 @@ impl Line {
         timeout: Duration,
         guard: Option<&Guard>,
     ) -> Result<Option<Self>, ConnectError> {
+        let hello = Hello {
+            in_flight_max: LINE_IN_FLIGHT,
+            ..hello
+        };
         let Greeted {
             agreement,
             stream,
@@ -228,6 +236,9 @@ impl Line {
 
     /// Blocks this thread until there may be something to [look](Self::look) for, and no longer than `timeout`.
     pub fn sleep(&self, timeout: Duration) {
+        if !self.unread.is_empty() {
+            return;
+        }
         let sends = self.sent < self.out.len() + self.payload_len;
         if let Err(error) = self.stream.sleep(sends, timeout) {
             tracing::debug!(%error, "a thread looks for its answer at once");

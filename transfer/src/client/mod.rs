@@ -29,6 +29,7 @@ use crate::inbound::Inbound;
 use crate::room::Room;
 
 pub(crate) use self::calls::Told;
+pub(crate) use self::line::LINE_IN_FLIGHT;
 pub use self::line::{Line, LineSink};
 
 /// How long a peer may answer nothing at all, before its connection is given up. Calls end by their
