@@ -78,6 +78,10 @@ mod lanes;
 mod lent_devices;
 
 #[cfg(test)]
+#[path = "cluster/lines.rs"]
+mod lines;
+
+#[cfg(test)]
 #[path = "cluster/listed.rs"]
 mod listed;
 

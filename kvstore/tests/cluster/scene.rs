@@ -337,10 +337,15 @@ impl Scene {
             idle_timeout: self.client_idle,
             secrets: self.secrets.clone(),
             timeout: self.client_timeout,
-            ..ClusterClientOptions::new(self.nodes.iter().map(SeatedNode::address).collect())
+            ..ClusterClientOptions::new(self.addresses())
         };
         let client = ClusterClient::connect_with(options, contexts.collect()).await;
         (client.expect("a client"), devices[0])
+    }
+
+    /// Where the members listen.
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        self.nodes.iter().map(SeatedNode::address).collect()
     }
 
     /// A client that copies objects of so many bytes itself.
@@ -349,7 +354,7 @@ impl Scene {
             one_sided_from_bytes: from_bytes,
             secrets: self.secrets.clone(),
             timeout: self.client_timeout,
-            ..ClusterClientOptions::new(self.nodes.iter().map(SeatedNode::address).collect())
+            ..ClusterClientOptions::new(self.addresses())
         };
         ClusterClient::connect(options).await.expect("a client")
     }
@@ -358,11 +363,10 @@ impl Scene {
         &self,
         secrets: Option<Secrets>,
     ) -> Result<ClusterClient, ClusterError> {
-        let seeds = self.nodes.iter().map(SeatedNode::address).collect();
         let options = ClusterClientOptions {
             secrets,
             timeout: self.client_timeout,
-            ..ClusterClientOptions::new(seeds)
+            ..ClusterClientOptions::new(self.addresses())
         };
         ClusterClient::connect(options).await
     }

@@ -38,6 +38,8 @@ pub(crate) struct Counts {
     pub(crate) writes: Cell<usize>,
     /// Requests for many writes at once, which they do not know.
     pub(crate) scatters: Cell<usize>,
+    /// Whether nothing of what threads ask for is answered.
+    pub(crate) is_silent: Cell<bool>,
 }
 
 /// A node of one core that knows of no object, and of no request that came later than most.
@@ -113,6 +115,9 @@ impl Service for Teller {
                 self.counts.writes.set(self.counts.writes.get() + 1);
                 Intake::Answer(response(Status::Ok, written()))
             }
+            (Ok(Op::Peek | Op::Gather | Op::Scatter), _) if self.counts.is_silent.get() => {
+                Intake::Later(Later::new(std::future::pending()))
+            }
             (op, _) => {
                 let is_scatter = op == Ok(Op::Scatter);
                 let scatters = self.counts.scatters.get() + usize::from(is_scatter);
@@ -159,7 +164,7 @@ impl Stranger {
                 payload_bytes_max: 1 << 20,
                 greeting,
             },
-            connections_max: 4,
+            connections_max: 16,
             handshake_timeout: PATIENCE,
             stall_timeout: PATIENCE,
         };

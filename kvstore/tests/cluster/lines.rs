@@ -1,0 +1,466 @@
+//! Threads that ask homes on other hosts themselves. Here the other hosts are this one, whose memory is not seen.
+
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use lunette_auth::Secrets;
+use lunette_cluster::proto::fence::NamespaceKind;
+use lunette_kvstore::{
+    ClusterClient, ClusterClientOptions, Got, Lent, PutOptions, StoreErrorKind, StoreHandle, Stored,
+};
+use lunette_kvstore_proto::message::FormatVersions;
+use lunette_kvstore_proto::tenant::Tenant;
+use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime::arena::SharedMemory;
+use lunette_runtime::{CoreOptions, Placement, Runtime, time};
+use lunette_runtime_core::ids::CoreIndex;
+use lunette_transfer::CallError;
+
+use super::on_each_driver::run;
+use super::scene::{Scene, eventually, key};
+use super::strangers::{Counts, Stranger};
+use super::threads::{bytes_of, coordinator, empty, lent, node};
+
+const MIB: u64 = 1 << 20;
+const LONG: Duration = Duration::from_secs(60);
+
+/// What a thread does, while this core goes on.
+async fn on_thread<T: Send + 'static>(does: impl FnOnce() -> T + Send + 'static) -> T {
+    let thread = thread::spawn(does);
+    while !thread.is_finished() {
+        time::sleep(Duration::from_micros(200)).await;
+    }
+    thread.join().expect("no panic")
+}
+
+async fn with_handle<T: Send + 'static>(
+    handle: &StoreHandle,
+    does: impl FnOnce(&StoreHandle) -> T + Send + 'static,
+) -> T {
+    let handle = handle.clone();
+    on_thread(move || does(&handle)).await
+}
+
+fn keys(range: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
+    range.map(key).collect()
+}
+
+/// How many of these keys a thread cannot look up by itself.
+fn left(handle: &StoreHandle, keys: Vec<Vec<u8>>) -> usize {
+    let mut looking = handle.look_up(keys);
+    assert!(looking.wait(LONG), "nothing is waited for any more");
+    let left = looking.left();
+    let answers = looking.finish().wait();
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+    left
+}
+
+/// Waits until a thread has connections to the homes of these keys.
+async fn lined(handle: &StoreHandle, keys: Vec<Vec<u8>>) {
+    eventually("there are lines", async || {
+        let keys = keys.clone();
+        with_handle(handle, move |handle| left(handle, keys)).await == 0
+    })
+    .await;
+}
+
+/// A client that sees nobody's memory, with these options otherwise.
+async fn client(scene: &Scene, change: impl FnOnce(&mut ClusterClientOptions)) -> ClusterClient {
+    let mut options = ClusterClientOptions {
+        one_sided_from_bytes: None,
+        ..ClusterClientOptions::new(scene.addresses())
+    };
+    change(&mut options);
+    ClusterClient::connect(options).await.expect("a client")
+}
+
+fn len(n: usize) -> usize {
+    n * 997 % 9000
+}
+
+/// Puts objects with these numbers; whether each was written.
+fn put(handle: &StoreHandle, numbers: impl Iterator<Item = usize>, kind: WriteKind) -> Vec<bool> {
+    let objects: Vec<_> = numbers.map(|n| (key(n), lent(n, len(n)))).collect();
+    let options = PutOptions {
+        kind,
+        ..PutOptions::default()
+    };
+    let stored = handle.put_all_waiting(objects, options);
+    let written = stored.into_iter().map(|stored| {
+        let stored = stored.expect("stored");
+        matches!(stored, Stored::Written { .. })
+    });
+    written.collect()
+}
+
+/// Gets objects with these numbers, with so much room more than there is to each: how many of them the thread had left to cores.
+fn get(handle: &StoreHandle, numbers: impl Iterator<Item = usize>, present: usize) -> usize {
+    let numbers: Vec<usize> = numbers.collect();
+    let (memory, wanted): (Vec<_>, Vec<_>) = numbers
+        .iter()
+        .map(|&n| {
+            let (memory, pieces) = empty(len(n) + 5);
+            (memory, (key(n), pieces))
+        })
+        .unzip();
+    let mut fetching = handle.fetch(wanted);
+    assert!(fetching.wait(LONG), "nothing is waited for any more");
+    let left = fetching.left();
+    let got = fetching.finish().wait().finish();
+    for ((n, memory), got) in numbers.into_iter().zip(memory).zip(got) {
+        let bytes = memory.into_bytes().expect("it is let go of");
+        match got.expect("an answer") {
+            Got::Hit { len_bytes, .. } => {
+                assert!(n < present && len_bytes == len(n), "{n}");
+                assert!(bytes[..len_bytes] == bytes_of(n, len_bytes), "{n}");
+            }
+            Got::Miss { is_known } => {
+                assert!(n >= present && is_known, "{n}: {is_known}");
+                assert!(bytes.iter().all(|byte| *byte == 0), "{n}");
+            }
+        }
+    }
+    left
+}
+
+#[test]
+fn threads_look_up_get_and_put_by_themselves() {
+    run(0, || async {
+        let scene = Scene::of(2, 64 * MIB).await;
+        let client = client(&scene, |_| {}).await;
+        let handle = client.handle().expect("room for a task");
+        lined(&handle, keys(0..40)).await;
+        with_handle(&handle, |handle| {
+            assert_eq!(put(handle, 1..30, WriteKind::Put), [true; 29]);
+            let again = put(handle, 20..40, WriteKind::Put);
+            assert_eq!(again, [[false; 10], [true; 10]].concat());
+            assert_eq!(left(handle, keys(1..80)), 0);
+            let present = handle.exists_waiting(keys(1..80));
+            for (n, present) in (1..).zip(present) {
+                assert_eq!(present, Ok(n < 40), "{n}");
+            }
+            assert_eq!(get(handle, 1..50, 40), 0);
+            for n in 1..40 {
+                assert_eq!(get(handle, n..=n, 40), 0, "one alone");
+            }
+        })
+        .await;
+        for n in 1..40 {
+            scene.expect(&client, n, len(n)).await;
+        }
+        // Nothing is known of how long a value is before one has been got.
+        with_handle(&handle, |handle| {
+            assert!(handle.fetch_bytes(&key(1)).is_none());
+            for n in 1..40 {
+                let got = handle.get_bytes(key(n)).wait();
+                assert_eq!(got, Ok(Some(bytes_of(n, len(n)))));
+            }
+            for n in 1..45 {
+                let mut fetching = handle.fetch_bytes(&key(n)).expect("they are short");
+                assert!(fetching.wait(LONG));
+                let bytes = fetching.finish().wait().expect("an answer");
+                let bytes = bytes.map(|bytes| bytes.as_slice().to_vec());
+                assert_eq!(bytes, (n < 40).then(|| bytes_of(n, len(n))), "{n}");
+            }
+        })
+        .await;
+    });
+}
+
+/// The core that would carry all that is stopped meanwhile.
+#[test]
+fn threads_need_no_core() {
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 1, coordinator);
+    node.joined().expect("it joins");
+    let runtime = Runtime::start(&Placement::Anywhere(1), CoreOptions::default());
+    let runtime = runtime.expect("a core");
+    let options = ClusterClientOptions {
+        one_sided_from_bytes: None,
+        ..ClusterClientOptions::new(vec![node.address()])
+    };
+    let begun = runtime.spawn_on(CoreIndex(0), move || async move {
+        let client = ClusterClient::connect(options).await.expect("a client");
+        client.handle().expect("room for a task")
+    });
+    let handle = begun.expect("it runs").wait().expect("no panic");
+    while left(&handle, keys(0..5)) > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let (go_on, stopped) = mpsc::channel::<()>();
+    let (stops, is_stopped) = mpsc::channel();
+    let stopping = runtime.spawn_on(CoreIndex(0), move || async move {
+        stops.send(()).expect("it is waited for");
+        stopped.recv()
+    });
+    let stopping = stopping.expect("it runs");
+    is_stopped.recv().expect("it is");
+    assert_eq!(put(&handle, 1..5, WriteKind::Upsert), [true; 4]);
+    assert_eq!(get(&handle, 1..8, 5), 0);
+    let present = handle.exists_waiting(keys(4..6));
+    assert_eq!(present, [Ok(true), Ok(false)]);
+    go_on.send(()).expect("it waits");
+    assert_eq!(stopping.wait().expect("no panic"), Ok(()));
+    assert_eq!(
+        handle.get_bytes(key(1)).wait(),
+        Ok(Some(bytes_of(1, len(1))))
+    );
+    // Without its core nobody answers for it.
+    drop(runtime);
+    let gone = handle.exists_waiting(keys(0..1)).pop().expect("one");
+    assert_eq!(
+        gone.expect_err("it has ended").kind,
+        StoreErrorKind::ShutDown
+    );
+    node.shut_down().expect("in good order");
+}
+
+/// What a thread does not get by itself it gets as it would from a core, and is refused as by one.
+#[test]
+fn what_is_long_wrong_or_of_many_homes_is_left_to_cores() {
+    run(0, || async {
+        let scene = Scene::of(5, 64 * MIB).await;
+        let client = client(&scene, |_| {}).await;
+        let handle = client.handle().expect("room for a task");
+        lined(&handle, keys(1..2)).await;
+        with_handle(&handle, |handle| {
+            assert!(put(handle, 1..40, WriteKind::Put).iter().all(|new| *new));
+            assert_eq!(left(handle, keys(1..60)), 59, "they have too many homes");
+            assert_eq!(get(handle, 1..60, 40), 59);
+            // Longer than its room.
+            let (memory, pieces) = empty(len(1) - 1);
+            let mut fetching = handle.fetch(vec![(key(1), pieces)]);
+            assert!(fetching.wait(LONG) && fetching.left() == 1);
+            let got = fetching.finish().wait().finish().pop().expect("one");
+            let error = got.expect_err("it does not fit");
+            let is_long = matches!(error.kind, StoreErrorKind::Call(CallError::TooLong { .. }));
+            assert!(is_long, "{error}");
+            assert!(memory.into_bytes().is_ok_and(|bytes| bytes == vec![0; 996]));
+            // An object that is long, one without bytes, and room for more than is short.
+            let long = |n| (key(n), lent(n, 300_000));
+            let objects = vec![long(100), (key(101), Vec::new()), long(102)];
+            let stored = handle.put_all_waiting(objects, PutOptions::default());
+            assert!(stored.iter().all(Result::is_ok), "{stored:?}");
+            for (n, len) in [(100, 300_000), (101, 0), (102, 300_000)] {
+                let memory = SharedMemory::owned(vec![1; len]);
+                let wanted = vec![(key(n), vec![Lent::whole(&memory)])];
+                let got = handle.fetch(wanted).finish().wait().finish();
+                let [Ok(Got::Hit { len_bytes, .. })] = got[..] else {
+                    panic!("{got:?}");
+                };
+                assert_eq!(len_bytes, len);
+                assert_eq!(memory.into_bytes().expect("let go of"), bytes_of(n, len));
+            }
+            let wrong = vec![key(1), Vec::new(), vec![7; 100_000]];
+            let present = handle.exists_waiting(wrong.clone());
+            assert!(present.iter().all(Result::is_err), "{present:?}");
+            let objects = wrong
+                .into_iter()
+                .map(|key| (key, lent(1, 9)))
+                .collect::<Vec<_>>();
+            let stored = handle.put_all_waiting(objects, PutOptions::default());
+            assert!(stored[0].is_ok(), "{stored:?}");
+            assert!(stored[1..].iter().all(Result::is_err), "{stored:?}");
+            assert!(handle.exists_waiting(Vec::new()).is_empty());
+            assert!(handle.fetch(Vec::new()).finish().wait().finish().is_empty());
+        })
+        .await;
+    });
+}
+
+#[test]
+fn tenants_namespaces_and_secrets_are_as_of_cores() {
+    run(0, || async {
+        let secrets = Secrets::parse(&[7; 32]).expect("long enough");
+        let scene = Scene::secret(2, 64 * MIB, secrets.clone()).await;
+        let of = async |tenant: &str, namespace| {
+            let client = client(&scene, |options| {
+                options.secrets = Some(secrets.clone());
+                options.namespace = namespace;
+                if !tenant.is_empty() {
+                    options.tenant = Tenant::named(tenant).expect("a name");
+                }
+            });
+            let handle = client.await.handle().expect("room for a task");
+            lined(&handle, keys(0..9)).await;
+            handle
+        };
+        let (all, one) = (
+            of("", NamespaceKind::Strict).await,
+            of("one", NamespaceKind::Cache).await,
+        );
+        with_handle(&all, |handle| {
+            assert_eq!(put(handle, 1..5, WriteKind::Put), [true; 4]);
+            assert_eq!(get(handle, 1..9, 5), 0);
+        })
+        .await;
+        with_handle(&one, |handle| {
+            assert_eq!(handle.exists_waiting(keys(1..3)), [Ok(false), Ok(false)]);
+            assert_eq!(put(handle, 1..3, WriteKind::Put), [true; 2]);
+            assert_eq!(get(handle, 1..9, 3), 0);
+        })
+        .await;
+    });
+}
+
+/// Members come and go; what threads are told of that, they may have asked nobody for.
+#[test]
+fn threads_follow_the_map() {
+    run(0, || async {
+        let mut scene = Scene::of(1, 64 * MIB).await;
+        let client = client(&scene, |options| {
+            options.idle_timeout = Duration::from_millis(400);
+        });
+        let client = client.await;
+        let handle = client.handle().expect("room for a task");
+        lined(&handle, keys(0..1)).await;
+        scene.add(64 * MIB).await;
+        // It asks this client's core for nothing.
+        let observer = scene.client().await;
+        let mut next = 1;
+        eventually("the new member is put at", async || {
+            let numbers = next..next + 8;
+            next += 8;
+            let put = move |handle: &StoreHandle| put(handle, numbers, WriteKind::Upsert);
+            with_handle(&handle, put).await;
+            scene.held_by(&observer, 2).await > 0
+        })
+        .await;
+        // With it goes what it had, and it is not asked any more.
+        scene.remove_first().await;
+        let put = with_handle(&handle, |handle| put(handle, 1..9, WriteKind::Upsert));
+        assert_eq!(put.await, [true; 8]);
+        lined(&handle, keys(1..9)).await;
+        let got = with_handle(&handle, |handle| get(handle, 1..9, 9));
+        assert_eq!(got.await, 0);
+    });
+}
+
+/// Nodes that hold nothing, and a handle to a client of theirs.
+async fn strangers(
+    idle_timeout: Duration,
+    timeout: Duration,
+) -> (StoreHandle, ClusterClient, Rc<Counts>, Stranger) {
+    let counts = Rc::new(Counts::default());
+    let stranger = Stranger::start(1, FormatVersions::OURS, &counts);
+    stranger.join(&[&stranger]);
+    let options = ClusterClientOptions {
+        idle_timeout,
+        timeout,
+        one_sided_from_bytes: None,
+        ..ClusterClientOptions::new(vec![stranger.address()])
+    };
+    let client = ClusterClient::connect(options).await.expect("a map");
+    let handle = client.handle().expect("room for a task");
+    (handle, client, counts, stranger)
+}
+
+#[test]
+fn lines_are_bounded_and_closed_when_nothing_is_asked_on_them() {
+    run(0, || async {
+        let (handle, _client, counts, _stranger) =
+            strangers(Duration::from_millis(300), LONG).await;
+        for _ in 0..2 {
+            counts.open_max.set(0);
+            eventually("there is a line", async || {
+                let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
+                assert_eq!(asked.await, [Ok(false)]);
+                counts.open.get() > 1
+            })
+            .await;
+            assert_eq!(counts.open_max.get(), 2, "a core's and a thread's");
+            eventually("they are closed", async || counts.open.get() == 0).await;
+        }
+    });
+}
+
+/// A node of before.
+#[test]
+fn a_home_that_does_not_know_many_writes_is_sent_them_one_by_one() {
+    run(0, || async {
+        let (handle, _client, counts, _stranger) = strangers(LONG, LONG).await;
+        eventually("there is a line", async || {
+            let put = with_handle(&handle, |handle| put(handle, 1..3, WriteKind::Put));
+            assert_eq!(put.await, [true; 2]);
+            counts.open.get() > 1
+        })
+        .await;
+        // The thread learns it, as the core has.
+        let put_two = async || {
+            let put = with_handle(&handle, |handle| put(handle, 1..3, WriteKind::Put));
+            assert_eq!(put.await, [true; 2]);
+            (counts.scatters.get(), counts.writes.get())
+        };
+        let (scatters, writes) = put_two().await;
+        let more = put_two().await;
+        assert_eq!(more, (scatters, writes + 2));
+    });
+}
+
+#[test]
+fn so_many_threads_ask_one_home_at_the_same_time() {
+    run(0, || async {
+        let (handle, _client, counts, _stranger) = strangers(LONG, LONG).await;
+        let asking: Vec<_> = (0..12)
+            .map(|_| {
+                let handle = handle.clone();
+                thread::spawn(move || {
+                    for _ in 0..40 {
+                        let present = handle.exists_waiting(keys(0..2));
+                        assert_eq!(present, [Ok(false), Ok(false)]);
+                    }
+                })
+            })
+            .collect();
+        while !asking.iter().all(thread::JoinHandle::is_finished) {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        for asking in asking {
+            asking.join().expect("no panic");
+        }
+        let most = counts.open_max.get();
+        assert!((3..=5).contains(&most), "a core's and up to four: {most}");
+    });
+}
+
+/// Of what may be done, nobody says that it is not; the rest is asked for again, by a core.
+#[test]
+fn a_home_that_answers_nothing_is_not_waited_for() {
+    run(0, || async {
+        let timeout = Duration::from_millis(400);
+        let (handle, _client, counts, _stranger) = strangers(LONG, timeout).await;
+        eventually("there is a line", async || {
+            let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
+            assert_eq!(asked.await, [Ok(false)]);
+            counts.open.get() > 1
+        })
+        .await;
+        counts.is_silent.set(true);
+        let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
+        assert_eq!(asked.await, [Ok(false)], "as a core finds out");
+        counts.is_silent.set(false);
+        eventually("there is another line", async || {
+            let asked = with_handle(&handle, |handle| {
+                let mut looking = handle.look_up(keys(0..1));
+                let is_asked = !looking.step();
+                looking.wait(LONG) && is_asked
+            });
+            asked.await
+        })
+        .await;
+        counts.is_silent.set(true);
+        let memory = SharedMemory::owned(vec![1; 100]);
+        let value = vec![Lent::whole(&memory)];
+        let put = with_handle(&handle, move |handle| {
+            let mut handing = handle.hand_over(vec![(key(1), value)], PutOptions::default());
+            assert!(!handing.wait(Duration::ZERO), "it is sent");
+            assert!(handing.wait(LONG), "but not for ever");
+            handing.finish().wait().pop().expect("one")
+        });
+        let error = put.await.expect_err("nobody knows");
+        assert_eq!(error.kind, StoreErrorKind::Interrupted);
+        assert!(memory.into_bytes().is_ok(), "it is the caller's");
+    });
+}
