@@ -241,8 +241,11 @@ fn what_is_damaged_or_too_long_is_told_and_the_line_goes_on() {
     });
 }
 
-/// What a peer sends before it ends, to who has asked for something; and whether the line has ended for that reason.
-fn bad_answers(id: RequestId) -> Vec<(Vec<u8>, fn(CloseReason) -> bool)> {
+/// Whether a line has ended for the right reason.
+type IsExpected = fn(CloseReason) -> bool;
+
+/// What a peer sends before it ends, to who has asked for something; and what the line is to end for.
+fn bad_answers(id: RequestId) -> Vec<(Vec<u8>, IsExpected)> {
     let frame = |kind, id| {
         let mut out = Vec::new();
         encode_frame(&mut out, kind, 0, id, b"", None);

@@ -89,7 +89,7 @@ impl ClusterClient {
     ///
     /// # Errors
     /// How long not to try again.
-    pub(crate) async fn line(&self, home: Seat) -> Result<HomeLine, Duration> {
+    pub(crate) async fn line(&self, home: Seat) -> Result<Box<HomeLine>, Duration> {
         let asking = &self.asking;
         if asking.adapters.len() > 0 {
             return Err(NEVER);
@@ -98,7 +98,7 @@ impl ClusterClient {
             return Err(MEETING_TAKES);
         }
         match asking.seats.line(home).await {
-            Ok(Some((line, version))) => Ok(HomeLine {
+            Ok(Some((line, version))) => Ok(Box::new(HomeLine {
                 line,
                 version,
                 namespace: asking.namespace(),
@@ -106,7 +106,7 @@ impl ClusterClient {
                 next_request: 0,
                 timeout: self.timeout,
                 scatters: Arc::new(AtomicBool::new(true)),
-            }),
+            })),
             Ok(None) => Err(NEVER),
             Err(fault) => {
                 tracing::debug!(?home, %fault, "threads cannot ask a node themselves");

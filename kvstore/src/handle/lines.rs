@@ -56,7 +56,7 @@ struct State {
 #[derive(Default)]
 struct Home {
     /// The one that was used last, last.
-    idle: Vec<(HomeLine, Instant)>,
+    idle: Vec<(Box<HomeLine>, Instant)>,
     lent: usize,
     is_making: bool,
     /// When one may be made.
@@ -103,7 +103,7 @@ impl Lines {
     }
 
     /// What was to be made is made, or is not to be tried again for so long.
-    pub(super) fn made(&self, seat: Seat, line: Result<HomeLine, Duration>) {
+    pub(super) fn made(&self, seat: Seat, line: Result<Box<HomeLine>, Duration>) {
         let mut state = self.state();
         let is_over = state.is_over;
         // Otherwise it has left the map meanwhile.
@@ -154,7 +154,7 @@ impl Lines {
         drop(mem::take(&mut state.homes));
     }
 
-    fn put_back(&self, seat: Seat, line: HomeLine) {
+    fn put_back(&self, seat: Seat, line: Box<HomeLine>) {
         let mut state = self.state();
         // Otherwise it has left the map, or all is over.
         let Some(home) = state.homes.get_mut(&seat).filter(|home| home.lent > 0) else {
@@ -179,7 +179,7 @@ impl Lines {
 /// A line that a thread has for as long as it has this. It is put back with it, unless it has ended or something is unanswered
 /// on it.
 pub(super) struct LentLine {
-    line: Option<HomeLine>,
+    line: Option<Box<HomeLine>>,
     seat: Seat,
     lines: Arc<Lines>,
 }
