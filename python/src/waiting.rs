@@ -143,6 +143,8 @@ fn look_and_sleep<T>(
 
 /// What a thread does itself, step by step.
 pub(crate) trait Stepped: Send {
+    /// Whether there is nothing to do or to wait for.
+    fn is_over(&self) -> bool;
     /// Goes on as far as it can; whether it is done.
     fn step(&mut self) -> bool;
     /// Blocks until it is done, and no longer than `timeout`; whether it is.
@@ -152,6 +154,10 @@ pub(crate) trait Stepped: Send {
 macro_rules! stepped {
     ($($steps:ty),*) => { $(
         impl Stepped for $steps {
+            fn is_over(&self) -> bool {
+                Self::is_over(self)
+            }
+
             fn step(&mut self) -> bool {
                 Self::step(self)
             }
@@ -174,8 +180,11 @@ pub(crate) fn wait_for_steps(
     steps: &mut impl Stepped,
     keeps_gil: bool,
 ) -> PyResult<()> {
+    if steps.is_over() {
+        return Ok(());
+    }
     if keeps_gil {
-        let mut is_done = steps.step();
+        let mut is_done = false;
         let begun = Instant::now();
         let spin = PATIENCE.with(|patience| patience.spin(SPIN));
         while !is_done && begun.elapsed() < spin {

@@ -20,7 +20,7 @@
 //! | [`Scope`], [`Class`] | tasks that end with their owner; tasks by urgency |
 //! | [`fs`] | files, buffered and direct |
 //! | [`control()`], [`ControlHere`] | calls that block, on a thread of their own or one that only waits |
-//! | [`net`] | TCP listener and stream; packets with descriptors between processes |
+//! | [`net`] | TCP listener and stream, connections of threads; packets with descriptors between processes |
 //! | [`vectored`] | lists that one operation gathers from or scatters to |
 //! | [`core_local`] | what tasks of one core share |
 //! | [`Signal`] | a flag between two tasks of a core |

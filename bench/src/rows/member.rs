@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use lunette_kvstore::{ClientHost, ClusterClient, ClusterClientOptions, PutOptions, Value};
+use lunette_kvstore::{
+    ClientHost, ClusterClient, ClusterClientOptions, PutOptions, StoreHandle, Value,
+};
 use lunette_runtime::{CoreOptions, Placement, arena, block_on, time};
 use lunette_transfer::Room;
 
@@ -26,6 +28,19 @@ pub(super) enum Wish {
     Near { bytes: usize, batch: usize },
     /// A thread puts an object of this length there, by memory that both share.
     Handed { bytes: usize },
+    /// A thread asks there by a connection of its own.
+    Lined(Lined),
+}
+
+/// What a thread asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lined {
+    /// Whether an object is there.
+    Exists,
+    /// An object of this length.
+    Get { bytes: usize },
+    /// That one be put.
+    Put { bytes: usize },
 }
 
 pub(super) fn measure(
@@ -39,8 +54,23 @@ pub(super) fn measure(
         idle: idle(spin),
         ..CoreOptions::default()
     };
-    if let Wish::Handed { bytes } = wish {
-        return hand_over(server, cpu, pace, options, bytes);
+    match wish {
+        Wish::Handed { bytes } => {
+            let clients = ClusterClientOptions::new(vec![server]);
+            return by_thread(clients, cpu, options, move |handle| {
+                super::thread::hand_over(handle, bytes, cpu, pace)
+            });
+        }
+        Wish::Lined(lined) => {
+            let clients = ClusterClientOptions {
+                one_sided_from_bytes: None,
+                ..ClusterClientOptions::new(vec![server])
+            };
+            return by_thread(clients, cpu, options, move |handle| {
+                super::thread::ask(handle, lined, cpu, pace)
+            });
+        }
+        _ => {}
     }
     block_on(Some(cpu), options, move || async move {
         let mut options = ClusterClientOptions::new(vec![server]);
@@ -53,28 +83,26 @@ pub(super) fn measure(
             Wish::Get { bytes, batch } | Wish::Near { bytes, batch } => {
                 get(&client, pace, bytes, batch).await
             }
-            Wish::Handed { .. } => Err("a thread hands over".into()),
+            Wish::Handed { .. } | Wish::Lined(_) => Err("a thread does".into()),
         }
     })?
 }
 
-/// What a thread puts on this CPU, whose clients' core has nothing to do meanwhile.
-fn hand_over(
-    server: SocketAddr,
+/// What a thread does on this CPU, whose clients' core has nothing to do meanwhile.
+fn by_thread(
+    options: ClusterClientOptions,
     cpu: usize,
-    pace: Pace,
     core: CoreOptions,
-    bytes: usize,
+    does: impl FnOnce(&StoreHandle) -> Result<Calls, String> + Send + 'static,
 ) -> Result<Calls, Failure> {
-    let options = ClusterClientOptions::new(vec![server]);
     let core = CoreOptions {
         idle: idle(Duration::ZERO),
         ..core
     };
     let host = ClientHost::start(&Placement::Pinned(vec![cpu]), core, &options)?;
     let handle = host.handle();
-    let putting = thread::spawn(move || super::thread::hand_over(&handle, bytes, cpu, pace));
-    Ok(putting.join().map_err(|_| "the thread panicked")??)
+    let doing = thread::spawn(move || does(&handle));
+    Ok(doing.join().map_err(|_| "the thread panicked")??)
 }
 
 /// Objects that all rounds of a row share.

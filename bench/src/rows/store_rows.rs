@@ -6,7 +6,7 @@ use lunette_bench::calls::{Measure, Pace};
 use lunette_bench::harness::Goal;
 
 use super::inside::{From, GROUP, Work, group_of};
-use super::member::Wish;
+use super::member::{Lined, Wish};
 use super::starting::Fact;
 use super::{Asking, MEMBER_GET_4K, RAW, Rival, Row};
 use crate::peer::Serve;
@@ -128,11 +128,44 @@ const HANDED: Row = Row {
     ..SEEN_4K
 };
 
+/// What a thread asks a member for by a connection of its own, beside a loop that does no more than that.
+const LINED: Row = Row {
+    name: "member_thread_exists",
+    asking: Asking::Member(Wish::Lined(Lined::Exists)),
+    ..MEMBER_EXISTS
+};
+const LINED_GET: Row = Row {
+    name: "member_thread_get_4k",
+    asking: Asking::Member(Wish::Lined(Lined::Get { bytes: SMALL })),
+    ..SEEN_4K
+};
+
 /// What is copied out of memory of this host, beside what would be sent otherwise.
 const NEAR: Goal = Goal::AtLeast(1.5);
 
 /// Behind the other rows.
-pub(super) const ROWS: [Row; 30] = [
+pub(super) const ROWS: [Row; 35] = [
+    LINED,
+    Row {
+        name: "member_thread_exists_paced",
+        pace: Pace::Paced,
+        spin: Duration::ZERO,
+        rival_spin: Duration::ZERO,
+        ..LINED
+    },
+    LINED_GET,
+    Row {
+        name: "member_thread_get_4k_paced",
+        pace: Pace::Paced,
+        spin: Duration::ZERO,
+        rival_spin: Duration::ZERO,
+        ..LINED_GET
+    },
+    Row {
+        name: "member_thread_put_4k",
+        asking: Asking::Member(Wish::Lined(Lined::Put { bytes: SMALL })),
+        ..LINED_GET
+    },
     SEEN,
     Row {
         name: "member_seen_exists_paced",

@@ -10,8 +10,11 @@ use lunette_runtime::arena::{HugePages, SharedMemory};
 use lunette_runtime::topology::pin_current_thread;
 
 use super::inside::{WORKING_SET_BYTES, Work, group_of, name};
+use super::member::Lined;
 
-/// How long it takes at most until a member on this host is met.
+/// Length of an object that is only looked up.
+const SMALL: usize = 4096;
+/// How long it takes at most until a member on this host is met, or there is a connection to it.
 const MET_WITHIN: Duration = Duration::from_secs(20);
 
 /// Measures on this thread, pinned.
@@ -52,6 +55,72 @@ pub(super) fn hand_over(
         let stored = handle.put_all_waiting(objects, PutOptions::default());
         all_stored(stored)
     })
+}
+
+/// Asks a member by a connection of this thread, pinned: for one object at a time.
+pub(super) fn ask(
+    handle: &StoreHandle,
+    lined: Lined,
+    cpu: usize,
+    pace: Pace,
+) -> Result<Calls, String> {
+    pin_current_thread(cpu).map_err(|error| error.to_string())?;
+    let begun = Instant::now();
+    loop {
+        let mut looking = handle.look_up(vec![name(0)]);
+        looking.wait(MET_WITHIN);
+        if looking.left() == 0 {
+            break;
+        }
+        drop(looking.finish().wait());
+        if begun.elapsed() > MET_WITHIN {
+            return Err("there is no connection".to_owned());
+        }
+    }
+    match lined {
+        Lined::Exists => {
+            let objects = Objects::of(SMALL, 1)?.lent(0..1)?;
+            all_stored(handle.put_all_waiting(objects, PutOptions::default()))?;
+            repeat(pace, || {
+                let present = black_box(handle.exists_waiting(vec![name(0)]));
+                let is_there = present == [Ok(true)];
+                is_there
+                    .then_some(())
+                    .ok_or_else(|| "a key is gone".to_owned())
+            })
+        }
+        Lined::Get { bytes } => {
+            let objects = Objects::of(bytes, 1)?.lent(0..1)?;
+            all_stored(handle.put_all_waiting(objects.clone(), PutOptions::default()))?;
+            repeat(pace, || {
+                let mut fetching = handle.fetch(objects.clone());
+                fetching.wait(Duration::MAX);
+                fetching
+                    .finish()
+                    .wait()
+                    .finish()
+                    .into_iter()
+                    .try_for_each(hit)
+            })
+        }
+        Lined::Put { bytes } => Objects::of(bytes, 1)?.put_by(handle, pace, 1, |objects| {
+            all_stored(handle.put_all_waiting(objects, PutOptions::default()))
+        }),
+    }
+}
+
+/// The same call again and again.
+fn repeat(pace: Pace, mut call: impl FnMut() -> Result<(), String>) -> Result<Calls, String> {
+    let mut calls = Calls::new(pace);
+    while calls.go_on() {
+        if pace == Pace::Paced {
+            std::thread::sleep(PACED_PAUSE);
+        }
+        calls.begin();
+        call()?;
+        calls.end();
+    }
+    Ok(calls)
 }
 
 fn exists(

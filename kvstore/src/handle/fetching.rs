@@ -162,6 +162,12 @@ impl Fetching {
         self.known.iter().filter(|known| known.is_none()).count()
     }
 
+    /// Whether nothing more is to come.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.round.is_over()
+    }
+
     /// Takes what has come, and copies it to where it was to be got. Whether nothing more is to come: what is not known then is
     /// left to cores. Else this is to be called again, after a while, or when it has [slept](Self::sleep).
     pub fn step(&mut self) -> bool {
@@ -206,6 +212,12 @@ pub struct FetchingBytes {
 }
 
 impl FetchingBytes {
+    /// As [`Fetching::is_over`].
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.fetching.is_over()
+    }
+
     /// As [`Fetching::step`].
     pub fn step(&mut self) -> bool {
         self.fetching.step()

@@ -180,6 +180,12 @@ impl Handing {
         self.left.iter().map(Object::len_bytes).sum()
     }
 
+    /// Whether nothing more is to be handed over or answered.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.left.is_empty() && self.asked.is_empty() && self.sending.is_over()
+    }
+
     /// Hands over as much as there is room for, and takes the answers that there are. Whether all have been answered; else
     /// this is to be called again, after a while, or when it has [slept](Self::sleep).
     pub fn step(&mut self) -> bool {
@@ -235,21 +241,21 @@ impl Handing {
         }
         PATIENCE.with(|patience| {
             let (begun, spin) = (Instant::now(), patience.spin(SPIN));
-            while !self.step() {
+            loop {
                 let waited = begun.elapsed();
-                if waited >= timeout {
+                if waited >= spin {
+                    self.sleep(timeout.saturating_sub(waited));
+                } else {
+                    (0..LOOKS).for_each(|_| std::hint::spin_loop());
+                }
+                if self.step() {
+                    patience.learn(spin, begun.elapsed());
+                    return true;
+                }
+                if begun.elapsed() >= timeout {
                     return false;
                 }
-                if waited >= spin {
-                    self.sleep(timeout - waited);
-                    continue;
-                }
-                for _ in 0..LOOKS {
-                    std::hint::spin_loop();
-                }
             }
-            patience.learn(spin, begun.elapsed());
-            true
         })
     }
 

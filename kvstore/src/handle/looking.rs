@@ -112,6 +112,12 @@ impl Looking {
         self.known.iter().filter(|known| known.is_none()).count()
     }
 
+    /// Whether nothing more is to come.
+    #[must_use]
+    pub const fn is_over(&self) -> bool {
+        self.round.is_over()
+    }
+
     /// Takes the answers that there are. Whether nothing more is to come: what is not known then is left to cores. Else this is
     /// to be called again, after a while, or when it has [slept](Self::sleep).
     pub fn step(&mut self) -> bool {

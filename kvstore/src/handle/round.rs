@@ -136,6 +136,11 @@ impl<A: LineSink> Round<A> {
         self.asked.len()
     }
 
+    /// Whether nobody is waited for, and nobody is to be told of.
+    pub(super) const fn is_over(&self) -> bool {
+        self.asked.is_empty() && self.failed.is_empty()
+    }
+
     /// Takes what has come; `done` is told how each question has ended. Whether nobody is waited for any more: who has not
     /// answered in time, or not as it should, is not.
     pub(super) fn step(&mut self, mut done: impl FnMut(A, Ended)) -> bool {
@@ -197,26 +202,26 @@ impl<A: LineSink> Round<A> {
         thread_local! {
             static PATIENCE: Patience = const { Patience::new() };
         }
-        if self.step(&mut done) {
+        if self.is_over() {
             return true;
         }
         PATIENCE.with(|patience| {
             let (begun, spin) = (Instant::now(), patience.spin(SPIN + self.work));
-            while !self.step(&mut done) {
+            loop {
                 let waited = begun.elapsed();
-                if waited >= timeout {
+                if waited >= spin {
+                    self.sleep(timeout.saturating_sub(waited));
+                } else {
+                    (0..LOOKS).for_each(|_| std::hint::spin_loop());
+                }
+                if self.step(&mut done) {
+                    patience.learn(spin, begun.elapsed());
+                    return true;
+                }
+                if begun.elapsed() >= timeout {
                     return false;
                 }
-                if waited >= spin {
-                    self.sleep(timeout - waited);
-                    continue;
-                }
-                for _ in 0..LOOKS {
-                    std::hint::spin_loop();
-                }
             }
-            patience.learn(spin, begun.elapsed());
-            true
         })
     }
 }
