@@ -354,7 +354,7 @@ pub(crate) fn put_waited(
         lens.iter().copied().fold(0, usize::saturating_add) > COPIED_BY_CORE_MAX
     };
     if !lens.iter().any(is_long) {
-        if asking.handle.has_far_homes() {
+        if asking.handle.sends_itself() {
             return hand_over(py, asking, keys, pieces, wishes);
         }
         let put = |loans: &Loans| asking.put_from(loans, keys, pieces, wishes);

@@ -163,6 +163,8 @@ pub(super) const ROWS: [Row; 35] = [
     },
     Row {
         name: "member_thread_put_4k",
+        // No goal of others: the home sums, claims and keeps what the loop only receives.
+        goal: Goal::AtMost(1.5),
         asking: Asking::Member(Wish::Lined(Lined::Put { bytes: SMALL })),
         ..LINED_GET
     },

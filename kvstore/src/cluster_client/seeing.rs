@@ -27,6 +27,11 @@ impl ClusterClient {
         self.asking.sights.look_by(glance, core, handing);
     }
 
+    /// Whether it is on a core of a node, where it puts things first.
+    pub(crate) const fn is_inside(&self) -> bool {
+        self.local.is_some()
+    }
+
     /// See [`MemberCore::hear_reads`](crate::member::MemberCore::hear_reads).
     pub(crate) fn hear_reads(&self) {
         if let Some(local) = self.inside() {

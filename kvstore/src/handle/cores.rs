@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::retention::Parent;
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{Pending, Port, SendError, Sender, channel};
-use lunette_runtime_core::ids::NodeId;
 
+use super::having::Having;
 use super::hosted::{Hosted, Job, Until};
 use super::lengths::Lengths;
 use super::lines::Lines;
@@ -46,6 +47,10 @@ pub(crate) struct Cores {
     lines: Arc<Lines>,
     /// Of values of which nobody says how long they are.
     lengths: Arc<Lengths>,
+    /// Whether these are clients inside of nodes, which put things at their own first.
+    is_inside: AtomicBool,
+    /// Whether homes have what threads want from them.
+    homes_have: Having,
 }
 
 /// One core, as threads see it.
@@ -102,6 +107,8 @@ impl Cores {
             glance,
             lines: Arc::default(),
             lengths: Arc::default(),
+            is_inside: AtomicBool::new(false),
+            homes_have: Having::default(),
         });
         let seated = |(core, questions)| Seated {
             cores: Arc::downgrade(&cores),
@@ -160,11 +167,6 @@ impl Cores {
         self.core_at(seat).is_some()
     }
 
-    /// Whether these are that node's.
-    pub(super) fn is_node(&self, node: NodeId) -> bool {
-        self.node.is_some_and(|seat| seat.node == node)
-    }
-
     /// Which of these cores has this seat, if one has.
     fn core_at(&self, seat: Seat) -> Option<usize> {
         let node = self.node?;
@@ -181,6 +183,21 @@ impl Cores {
     /// By what threads ask others themselves.
     pub(super) const fn lines(&self) -> &Arc<Lines> {
         &self.lines
+    }
+
+    /// One of them is inside of a node.
+    pub(super) fn set_inside(&self) {
+        self.is_inside.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether they put things at their own node first.
+    pub(super) fn is_inside(&self) -> bool {
+        self.is_inside.load(Ordering::Relaxed)
+    }
+
+    /// Whether homes have what threads want from them.
+    pub(super) const fn homes_have(&self) -> &Having {
+        &self.homes_have
     }
 
     /// Of values of which nobody says how long they are.

@@ -119,6 +119,9 @@ fn ask(cores: &Cores, wanted: &[(Vec<u8>, Vec<Lent>)], known: &Known) -> Option<
     }
     let items = left.len();
     let (epoch, homes) = cores.far_homes(left.into_iter())?;
+    if homes.is_empty() || !cores.homes_have().is_likely() {
+        return None;
+    }
     if homes.values().any(|places| places.len() > GATHERED_MAX) {
         return None;
     }
@@ -171,8 +174,9 @@ impl Fetching {
     /// Takes what has come, and copies it to where it was to be got. Whether nothing more is to come: what is not known then is
     /// left to cores. Else this is to be called again, after a while, or when it has [slept](Self::sleep).
     pub fn step(&mut self) -> bool {
-        let known = &mut self.known;
-        self.round.step(|filled, ended| filled.note(ended, known))
+        let (cores, known) = (&self.cores, &mut self.known);
+        self.round
+            .step(|filled, ended| filled.note(ended, cores, known))
     }
 
     /// Sleeps until something may have come, and no longer than `timeout`; it may wake for no reason.
@@ -183,9 +187,9 @@ impl Fetching {
     /// Blocks this thread until nothing more is to come, and no longer than `timeout`; whether that is so. It looks for a
     /// while, where that has paid [lately](lunette_runtime::Patience), then sleeps.
     pub fn wait(&mut self, timeout: Duration) -> bool {
-        let known = &mut self.known;
-        self.round
-            .wait(timeout, |filled, ended| filled.note(ended, known))
+        let (cores, known) = (&self.cores, &mut self.known);
+        let note = |filled: Filled, ended| filled.note(ended, cores, known);
+        self.round.wait(timeout, note)
     }
 
     /// Has cores get what is left.
@@ -256,11 +260,14 @@ impl FetchingBytes {
 }
 
 impl Filled {
-    fn note(self, ended: Ended, known: &mut Known) {
+    fn note(self, ended: Ended, cores: &Cores, known: &mut Known) {
         if ended != Ended::Answered {
             // What has come of it may be damaged.
             return;
         }
+        let mut gathered = self.gathered.iter();
+        let had_any = gathered.any(|gathered| *gathered != Gathered::Unsure {});
+        cores.homes_have().learn(had_any);
         for (place, gathered) in self.places.into_iter().zip(self.gathered) {
             known[place] = match gathered {
                 Gathered::Unsure {} => None,

@@ -86,10 +86,11 @@ impl StoreHandle {
         self.cores.glance().has_lanes()
     }
 
-    /// Whether there are nodes that threads may [ask themselves](Self::look_up), and [put](Self::hand_over) short objects at.
+    /// Whether threads may [put](Self::hand_over) short objects at homes on other hosts: not those of clients inside of nodes,
+    /// which put things at their own node first.
     #[must_use]
-    pub fn has_far_homes(&self) -> bool {
-        self.cores.has_far_homes()
+    pub fn sends_itself(&self) -> bool {
+        !self.cores.is_inside()
     }
 
     /// As [`put_all`](Self::put_all), for a thread that waits: objects of up to 4 MiB whose homes are cores of another process

@@ -66,6 +66,9 @@ impl Hosted {
         let mut lengths = Arc::default();
         if let Some(cores) = seated.cores.upgrade() {
             client.look_by(cores.glance(), seated.core);
+            if client.is_inside() {
+                cores.set_inside();
+            }
             lengths = Arc::clone(cores.lengths());
         }
         let hosted = Rc::new(Self {

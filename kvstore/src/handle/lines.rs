@@ -21,6 +21,8 @@ pub(super) const LINES_MAX: usize = 64;
 /// Of these, to one home: so many threads ask it at the same time.
 pub(super) const LINES_TO_HOME_MAX: usize = 4;
 
+/// How long it is not looked whether there is room for a line to a home after there was none.
+const FULL_PAUSE: Duration = Duration::from_millis(500);
 /// How long no other line is made after one has ended.
 const ENDED_PAUSE: Duration = Duration::from_secs(1);
 
@@ -85,7 +87,6 @@ impl Lines {
         if state.is_over {
             return Taken::None;
         }
-        let open: usize = state.homes.values().map(Home::open).sum();
         let home = state.homes.entry(seat).or_default();
         if let Some((line, _)) = home.idle.pop() {
             home.lent += 1;
@@ -93,9 +94,15 @@ impl Lines {
             let line = Some(line);
             return Taken::Line(LentLine { line, seat, lines });
         }
-        let is_early = (home.not_before).is_some_and(|from| Instant::now() < from);
-        let is_full = open >= LINES_MAX || home.open() >= LINES_TO_HOME_MAX;
-        if home.is_making || is_early || is_full {
+        let now = Instant::now();
+        let is_early = home.not_before.is_some_and(|from| now < from);
+        if home.is_making || is_early || home.open() >= LINES_TO_HOME_MAX {
+            return Taken::None;
+        }
+        let open: usize = state.homes.values().map(Home::open).sum();
+        let home = state.homes.entry(seat).or_default();
+        if open >= LINES_MAX {
+            home.not_before = now.checked_add(FULL_PAUSE);
             return Taken::None;
         }
         home.is_making = true;

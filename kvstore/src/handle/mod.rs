@@ -16,7 +16,7 @@
 //! | `placing` | [`Placing`]: the same for puts |
 //! | `looking` | [`Looking`]: keys that who asks looks up at homes on other hosts |
 //! | `fetching` | [`Fetching`]: short objects that who asks gets from them |
-//! | `lines`, `round` | the connections for both and for puts, and questions on several of them |
+//! | `lines`, `round`, `having` | the connections for both and for puts, questions on several of them, and whether they pay |
 //! | `handing` | [`Handing`]: puts at other processes of this host and, by `sending`, short ones at other hosts |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |
 //! | `lengths` | how long a value is likely to be |
@@ -36,6 +36,7 @@ mod devices;
 mod direct;
 mod fetching;
 mod handing;
+mod having;
 mod host;
 mod hosted;
 mod landed;

@@ -69,15 +69,6 @@ impl Cores {
         let is_elsewhere = homes.keys().all(|&seat| !self.has_seat(seat));
         is_elsewhere.then_some((map.epoch(), homes))
     }
-
-    /// Whether any home is of another node.
-    pub(super) fn has_far_homes(&self) -> bool {
-        let map = self.map();
-        map.as_ref().is_some_and(|map| {
-            let members = map.members();
-            members.iter().any(|member| !self.is_node(member.id))
-        })
-    }
 }
 
 impl<A: LineSink> Round<A> {

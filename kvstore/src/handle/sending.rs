@@ -50,7 +50,8 @@ pub(super) fn send(
     options: &PutOptions,
     objects: Vec<Object>,
 ) -> Result<Round<Sent>, Vec<Object>> {
-    let Some(homes) = homes(cores, &objects) else {
+    let homes = homes(cores, &objects);
+    let Some(homes) = homes.filter(|_| !cores.is_inside()) else {
         return Err(objects);
     };
     let items = objects.len();

@@ -1,5 +1,6 @@
 //! Threads that ask homes on other hosts themselves. Here the other hosts are this one, whose memory is not seen.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::mpsc;
 use std::thread;
@@ -8,9 +9,12 @@ use std::time::Duration;
 use lunette_auth::Secrets;
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, Got, Lent, PutOptions, StoreErrorKind, StoreHandle, Stored,
+    ClusterClient, ClusterClientOptions, Got, Lent, NodeCore, PutOptions, StoreErrorKind,
+    StoreHandle, Stored,
 };
+use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::FormatVersions;
+use lunette_kvstore_proto::placement::home_of;
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::arena::SharedMemory;
@@ -305,6 +309,46 @@ fn tenants_namespaces_and_secrets_are_as_of_cores() {
     });
 }
 
+/// Members put things at their own node; their homes know where they are, and are asked in vain for them.
+#[test]
+fn what_members_put_is_at_their_own_node_and_got_by_cores() {
+    run(0, || async {
+        let scene = Scene::of(2, 64 * MIB).await;
+        let options = ClusterClientOptions {
+            one_sided_from_bytes: None,
+            ..ClusterClientOptions::new(Vec::new())
+        };
+        let core = NodeCore::here().swap_remove(0);
+        let inside = core.client(options).await.expect("a client");
+        let inside = inside.handle().expect("room for a task");
+        assert!(!inside.sends_itself());
+        // Its own core is asked for those of which it is the home.
+        eventually("there is a line", async || {
+            let left = with_handle(&inside, |handle| {
+                (0..20).map(|n| left(handle, keys(n..n + 1))).sum::<usize>()
+            });
+            left.await < 20
+        })
+        .await;
+        let put = with_handle(&inside, |handle| put(handle, 1..40, WriteKind::Put));
+        assert_eq!(put.await, [true; 39]);
+        let outside = client(&scene, |_| {}).await;
+        assert_eq!(scene.held_by(&outside, 1).await, 39);
+        let handle = outside.handle().expect("room for a task");
+        assert!(handle.sends_itself());
+        lined(&handle, keys(1..40)).await;
+        let (first, last) = with_handle(&handle, |handle| {
+            let mut left = (1..40).map(|n| get(handle, n..=n, 40));
+            let first = left.by_ref().take(20).sum::<usize>();
+            (first, left.sum::<usize>())
+        })
+        .await;
+        assert!(first < 20, "the first node's own it has: {first}");
+        assert!(last <= 19);
+        with_handle(&inside, |handle| get(handle, 1..45, 40)).await;
+    });
+}
+
 /// Members come and go; what threads are told of that, they may have asked nobody for.
 #[test]
 fn threads_follow_the_map() {
@@ -462,5 +506,57 @@ fn a_home_that_answers_nothing_is_not_waited_for() {
         let error = put.await.expect_err("nobody knows");
         assert_eq!(error.kind, StoreErrorKind::Interrupted);
         assert!(memory.into_bytes().is_ok(), "it is the caller's");
+    });
+}
+
+/// Threads that ask more homes than they have lines have cores ask the others.
+#[test]
+fn threads_have_so_many_lines() {
+    const HOMES: u64 = 66;
+    const LINES_MAX: usize = 64;
+    run(0, || async {
+        let counts = Rc::new(Counts::default());
+        let nodes: Vec<_> = (1..=HOMES)
+            .map(|id| Stranger::start(id, FormatVersions::OURS, &counts))
+            .collect();
+        let all: Vec<_> = nodes.iter().collect();
+        nodes.iter().for_each(|node| node.join(&all));
+        let options = ClusterClientOptions {
+            one_sided_from_bytes: None,
+            ..ClusterClientOptions::new(vec![nodes[0].address()])
+        };
+        let client = ClusterClient::connect(options).await.expect("a map");
+        let handle = client.handle().expect("room for a task");
+        let map = client.map();
+        let home = |key: &Vec<u8>| {
+            let key = Key::new(key).expect("a key").fingerprint();
+            home_of(&map, key).expect("there are members").node
+        };
+        let mut of_homes = BTreeMap::new();
+        (0..5000).map(key).for_each(|key| {
+            of_homes.insert(home(&key), key);
+        });
+        let keys: Vec<_> = of_homes.into_values().collect();
+        let homes = keys.len();
+        assert!(homes > LINES_MAX, "{homes}");
+        let all_open = homes + LINES_MAX;
+        eventually("there are as many as there may be", async || {
+            let keys = keys.clone();
+            with_handle(&handle, move |handle| {
+                for key in keys {
+                    assert_eq!(handle.exists_waiting(vec![key]), [Ok(false)]);
+                }
+            })
+            .await;
+            counts.open.get() == all_open
+        })
+        .await;
+        with_handle(&handle, move |handle| {
+            for key in keys {
+                assert_eq!(handle.exists_waiting(vec![key]), [Ok(false)]);
+            }
+        })
+        .await;
+        assert_eq!(counts.open_max.get(), all_open);
     });
 }
