@@ -37,9 +37,15 @@ BATCH = {4096: 64, 65536: 32, 1 << 20: 16, 4 << 20: 8}
 MEMORY_BYTES = 2 << 30
 BUFFER_BYTES = 128 << 20
 # Calls that have no memory of a program's.
-OF_HOST = ("put", "get", "is_exist")
+OF_HOST = ("put", "get", "is_exist", "batch_is_exist")
 SINGLE = ("put", "get", "get_into", "put_from", "is_exist")
-BATCHES = ("batch_put_from", "batch_get_into", "batch_put_from_multi_buffers", "batch_get_into_multi_buffers")
+BATCHES = (
+    "batch_is_exist",
+    "batch_put_from",
+    "batch_get_into",
+    "batch_put_from_multi_buffers",
+    "batch_get_into_multi_buffers",
+)
 
 
 class Worker:
@@ -79,6 +85,8 @@ class Worker:
                 sizes = [size] * per
                 put = lambda g: store.batch_put_from(keys[g], places[g], sizes)
                 get = lambda g: store.batch_get_into(keys[g], places[g], sizes)
+            if row == "batch_is_exist":
+                return keys, groups, put, lambda g: store.batch_is_exist(keys[g]), ([0] * per, [1] * per)
             return keys, groups, put, get, ([0] * per, [size] * per)
         value = bytes(size)
         puts = {

@@ -73,6 +73,7 @@ use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_verbs::Context;
 
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
+use crate::handle::LINES_MAX;
 use crate::member::MemberCore;
 use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 use adapters::ByAdapters;
@@ -111,6 +112,10 @@ pub struct ClusterClientOptions {
     pub connections_max: usize,
     /// How long a connection is kept on which nothing is asked; the next question opens it anew.
     pub idle_timeout: Duration,
+    /// Most connections that threads have to themselves beside those, with which they that wait ask members on other hosts
+    /// ([`StoreHandle::look_up`](crate::StoreHandle::look_up)): at most 4 to each core of a member. 64 by default; with 0, cores
+    /// ask for all.
+    pub lines_max: usize,
     /// What is wanted of members that are cut off.
     pub namespace: NamespaceKind,
     /// Whose keys and groups callers name. Tenants do not see each other's objects; "remove all" is of
@@ -140,6 +145,7 @@ impl ClusterClientOptions {
             in_flight_max: IN_FLIGHT_MAX,
             connections_max: CONNECTIONS_MAX,
             idle_timeout: IDLE_TIMEOUT,
+            lines_max: LINES_MAX,
             namespace: NamespaceKind::Cache,
             tenant: Tenant::default(),
             one_sided_from_bytes: Some(FROM_BYTES),
@@ -251,6 +257,7 @@ pub struct ClusterClient {
     local: Option<Rc<Local>>,
     tenant: Tenant,
     timeout: Duration,
+    lines_max: usize,
     _tasks: Rc<Scope>,
 }
 
@@ -322,8 +329,14 @@ impl ClusterClient {
             local,
             tenant: options.tenant,
             timeout: options.timeout,
+            lines_max: options.lines_max,
             _tasks: Rc::new(tasks),
         })
+    }
+
+    /// How many connections threads may have to themselves.
+    pub(crate) const fn lines_max(&self) -> usize {
+        self.lines_max
     }
 
     /// Whose keys callers choose.

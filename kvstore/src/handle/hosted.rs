@@ -66,6 +66,7 @@ impl Hosted {
         let mut lengths = Arc::default();
         if let Some(cores) = seated.cores.upgrade() {
             client.look_by(cores.glance(), seated.core);
+            cores.lines().allow(client.lines_max());
             if client.is_inside() {
                 cores.set_inside();
             }

@@ -16,8 +16,9 @@ use lunette_kvstore_proto::message::directory::AskerId;
 use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_transfer::Line;
 
-/// Lines that the threads of one [`StoreHandle`](super::StoreHandle) have, and its clones. Whom they lead to not, cores ask.
-pub(super) const LINES_MAX: usize = 64;
+/// Lines that the threads of one [`StoreHandle`](super::StoreHandle) have, and of its clones, where nobody says. Homes to which
+/// there are none, cores ask.
+pub(crate) const LINES_MAX: usize = 64;
 /// Of these, to one home: so many threads ask it at the same time.
 pub(super) const LINES_TO_HOME_MAX: usize = 4;
 
@@ -50,6 +51,7 @@ pub(super) struct Lines(Mutex<State>);
 #[derive(Default)]
 struct State {
     homes: BTreeMap<Seat, Home>,
+    lines_max: usize,
     /// No core makes any more.
     is_over: bool,
 }
@@ -81,6 +83,11 @@ pub(super) enum Taken {
 }
 
 impl Lines {
+    /// There may be so many from now on.
+    pub(super) fn allow(&self, lines_max: usize) {
+        self.state().lines_max = lines_max;
+    }
+
     /// A line to a home.
     pub(super) fn take(self: &Arc<Self>, seat: Seat) -> Taken {
         let mut state = self.state();
@@ -100,8 +107,9 @@ impl Lines {
             return Taken::None;
         }
         let open: usize = state.homes.values().map(Home::open).sum();
+        let is_full = open >= state.lines_max;
         let home = state.homes.entry(seat).or_default();
-        if open >= LINES_MAX {
+        if is_full {
             home.not_before = now.checked_add(FULL_PAUSE);
             return Taken::None;
         }

@@ -30,6 +30,9 @@ const VALUE_BYTES_MAX: usize = 64 * 1024;
 /// All that one thread sends at a time: it copies that.
 const BYTES_MAX: usize = 256 * 1024;
 
+/// Share of its time that a home may wait for what is in the way: a core tries for the rest of it, and elsewhere.
+const WAIT_SHARE: u32 = 4;
+
 const _: () = assert!(BYTES_MAX <= SCATTERED_BYTES_MAX as usize);
 
 /// What a home is sent, and answers.
@@ -101,8 +104,11 @@ fn ask(
         version: home.version,
         is_known: Arc::clone(&home.scatters),
     };
+    let in_all: usize = objects.iter().map(Object::len_bytes).sum();
+    let takes = home.line.agreement().payload_bytes_max as usize;
+    let is_known = home.scatters.load(Ordering::Relaxed);
     // A peer that has gone meanwhile is found out before anything is sent that it might have done.
-    if !home.scatters.load(Ordering::Relaxed) || !home.line.is_quiet() {
+    if in_all > takes || !is_known || !home.line.is_quiet() {
         return (sent(objects, home), Some(Ended::Unasked));
     }
     let tenant = cores.tenant();
@@ -112,7 +118,7 @@ fn ask(
         .iter()
         .map(|object| (tenant.key(&object.key), object.len_bytes()))
         .unzip();
-    let mut payload = home.line.payload(lens.iter().sum());
+    let mut payload = home.line.payload(in_all);
     let mut joined = Joined::new();
     let mut writes = Vec::with_capacity(objects.len());
     for (request, ((object, key), len)) in (first..).zip(objects.iter().zip(&keys).zip(lens)) {
@@ -129,7 +135,8 @@ fn ask(
             key: Key::new(key).expect("it has a home"),
         });
     }
-    let wait_ms = u32::try_from(home.timeout.as_millis()).unwrap_or(u32::MAX);
+    let wait = home.timeout / WAIT_SHARE;
+    let wait_ms = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
     let head = ScatterHead {
         asker: home.asker,
         over_below: RequestId(first),

@@ -38,6 +38,8 @@ pub(crate) struct Counts {
     pub(crate) writes: Cell<usize>,
     /// Requests for many writes at once, which they do not know.
     pub(crate) scatters: Cell<usize>,
+    /// Longest payload that they take, if it is not 1 MiB.
+    pub(crate) payload_bytes_max: Cell<Option<u32>>,
     /// Whether nothing of what threads ask for is answered.
     pub(crate) is_silent: Cell<bool>,
 }
@@ -161,7 +163,7 @@ impl Stranger {
                 versions: VersionRange::OURS,
                 session_epoch: id,
                 in_flight_max: 16,
-                payload_bytes_max: 1 << 20,
+                payload_bytes_max: counts.payload_bytes_max.get().unwrap_or(1 << 20),
                 greeting,
             },
             connections_max: 16,

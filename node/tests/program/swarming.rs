@@ -320,7 +320,8 @@ fn an_origin_that_is_killed_at_half_costs_what_had_not_left_it() {
     };
     let _coordinator = town.coordinator();
     let place = ["--coordinators", COORDINATOR];
-    let (object, bytes) = (town.path("model"), pattern(16 * MIB));
+    // Long enough that nobody has all of it by the time that the half of it has been seen, on a busy machine either.
+    let (object, bytes) = (town.path("model"), pattern(40 * MIB));
     fs::write(&object, &bytes).expect("written");
     let serve = [
         "serve",
