@@ -241,7 +241,8 @@ impl Handing {
             return true;
         }
         PATIENCE.with(|patience| {
-            let (begun, spin) = (Instant::now(), patience.spin(SPIN));
+            let spin = patience.spin(SPIN + self.sending.work());
+            let begun = Instant::now();
             loop {
                 let waited = begun.elapsed();
                 if waited >= spin {

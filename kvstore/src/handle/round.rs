@@ -122,6 +122,11 @@ impl<A: LineSink> Round<A> {
         self
     }
 
+    /// How long their cores work on the answers.
+    pub(super) const fn work(&self) -> Duration {
+        self.work
+    }
+
     /// How many have not answered.
     pub(super) const fn len(&self) -> usize {
         self.asked.len()
