@@ -9,6 +9,7 @@
 //! | `objects` | puts, gets, ranges, batches |
 //! | `devices` | [`DeviceClient`]: objects that come from devices and go to them |
 //! | `peeking` | lookups in batches |
+//! | `lining` | connections that it makes for threads |
 //! | `gathering` | gets of small objects in batches |
 //! | `scattering` | puts of small objects in batches |
 //! | `striping` | objects in parts: their parts, then their manifest |
@@ -32,6 +33,7 @@ mod calls;
 mod clearing;
 mod devices;
 mod gathering;
+mod lining;
 mod listing;
 mod local;
 mod locating;
@@ -73,7 +75,6 @@ use lunette_transfer_proto::calls::IN_FLIGHT_MAX;
 use lunette_verbs::Context;
 
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
-use crate::handle::LINES_MAX;
 use crate::member::MemberCore;
 use crate::seats::{CONNECTIONS_MAX, IDLE_TIMEOUT, Linking, Seats};
 use adapters::ByAdapters;
@@ -84,6 +85,8 @@ use asking::{Asking, is_present};
 pub use clearing::Cleared;
 pub use devices::{DeviceClient, DeviceFetched, DeviceStoreError};
 pub(crate) use devices::{Landed, Object as DeviceObject, Piece as DevicePiece};
+pub(crate) use lining::HomeLine;
+use lining::LINES_MAX;
 pub use listing::{ListCursor, Listed};
 use local::Local;
 pub use locating::Located;

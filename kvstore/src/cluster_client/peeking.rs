@@ -1,28 +1,15 @@
-//! Lookups in batches: what homes know at once takes a few bytes for each key, and no operation. Threads ask for the same
-//! on connections that are made here.
+//! Lookups in batches: what homes know at once takes a few bytes for each key, and no operation.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::{AskerId, PEEKS_MAX, Peek};
+use lunette_kvstore_proto::message::directory::{PEEKS_MAX, Peek};
 use lunette_kvstore_proto::placement::{Seat, home_of};
-use lunette_runtime::entropy;
 
 use super::{ClusterClient, calls, objects};
-use crate::handle::HomeLine;
-
-/// Longer than a line to a home would be of use that cannot have one.
-const NEVER: Duration = Duration::from_secs(24 * 3600);
-/// How long a home is likely to be asked until it is known on which host it is.
-const MEETING_TAKES: Duration = Duration::from_millis(200);
-/// How long a home is left alone that could not be reached.
-const UNREACHED_PAUSE: Duration = Duration::from_secs(5);
 
 /// Keys of one home.
 #[derive(Debug)]
@@ -82,49 +69,6 @@ impl ClusterClient {
             }
         }
         unsure
-    }
-
-    /// A connection by which threads ask a home themselves, where they do well to: not where they see what it has, or soon
-    /// will, nor where adapters carry questions. It is tried for as long as any connection.
-    ///
-    /// # Errors
-    /// How long not to try again.
-    pub(crate) async fn line(&self, home: Seat) -> Result<Box<HomeLine>, Duration> {
-        let asking = &self.asking;
-        if asking.adapters.len() > 0 {
-            return Err(NEVER);
-        }
-        if asking.sights.may_see(home) {
-            return Err(MEETING_TAKES);
-        }
-        match asking.seats.line(home).await {
-            Ok(Some((line, version))) => Ok(Box::new(HomeLine {
-                line,
-                version,
-                namespace: asking.namespace(),
-                asker: AskerId(entropy()),
-                next_request: 0,
-                timeout: self.timeout,
-                scatters: Arc::new(AtomicBool::new(true)),
-            })),
-            Ok(None) => Err(NEVER),
-            Err(fault) => {
-                tracing::debug!(?home, %fault, "threads cannot ask a node themselves");
-                Err(UNREACHED_PAUSE)
-            }
-        }
-    }
-
-    /// Keeps this client's own connection to a home from being idle; makes one if there is none.
-    pub(crate) async fn stay_connected(&self, home: Seat) {
-        if let Err(fault) = self.asking.seats.connection(home).await {
-            tracing::debug!(?home, %fault, "a node cannot be reached");
-        }
-    }
-
-    /// How long a connection is kept on which nothing is asked.
-    pub(crate) fn idle_timeout(&self) -> Duration {
-        self.asking.seats.linking().idle_timeout
     }
 
     fn begin(

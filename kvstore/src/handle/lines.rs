@@ -1,48 +1,25 @@
-//! [Lines](Line) to homes on other hosts, on which threads ask for themselves.
+//! [Lines](HomeLine) to homes on other hosts, on which threads ask for themselves.
 //!
 //! A core makes one when a thread has asked it for what a line would have brought; the threads that ask take them from here and
 //! put them back.
 
 use std::collections::BTreeMap;
 use std::mem;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::ClusterMap;
-use lunette_kvstore_proto::message::FormatVersion;
-use lunette_kvstore_proto::message::directory::AskerId;
 use lunette_kvstore_proto::placement::{Seat, has_seat};
-use lunette_transfer::Line;
 
-/// Lines that the threads of one [`StoreHandle`](super::StoreHandle) have, and of its clones, where nobody says. Homes to which
-/// there are none, cores ask.
-pub(crate) const LINES_MAX: usize = 64;
-/// Of these, to one home: so many threads ask it at the same time.
+use crate::cluster_client::HomeLine;
+
+/// Lines to one home: so many threads ask it at the same time.
 pub(super) const LINES_TO_HOME_MAX: usize = 4;
 
 /// How long it is not looked whether there is room for a line to a home after there was none.
 const FULL_PAUSE: Duration = Duration::from_millis(500);
 /// How long no other line is made after one has ended.
 const ENDED_PAUSE: Duration = Duration::from_secs(1);
-
-/// A connection to a home, and what is spoken on it.
-pub(crate) struct HomeLine {
-    pub(crate) line: Line,
-    /// The newest version that both sides speak.
-    pub(crate) version: FormatVersion,
-    /// What is asked for.
-    pub(crate) namespace: NamespaceKind,
-    /// Who writes on it.
-    pub(crate) asker: AskerId,
-    /// The number of its next write.
-    pub(crate) next_request: u64,
-    /// How long writes may take.
-    pub(crate) timeout: Duration,
-    /// Whether the home knows requests for many writes, as far as it has said.
-    pub(crate) scatters: Arc<AtomicBool>,
-}
 
 /// The lines of some threads. See the [module](self).
 #[derive(Default)]

@@ -72,7 +72,6 @@ pub use host::ClientHost;
 use hosted::Until;
 pub use landed::{LandFailure, LandedHandle};
 pub use lent::Lent;
-pub(crate) use lines::{HomeLine, LINES_MAX};
 pub use looking::Looking;
 pub use lunette_transfer::engine::DeviceLent;
 pub use objects::Got;

@@ -11,7 +11,8 @@ use lunette_runtime::{Patience, SPIN, WORK_MAX};
 use lunette_transfer::{CloseReason, Line, LineSink};
 
 use super::cores::{Cores, work_of};
-use super::lines::{HomeLine, LentLine, Taken};
+use super::lines::{LentLine, Taken};
+use crate::cluster_client::HomeLine;
 
 /// Homes that a thread asks at the same time. What concerns more of them, cores ask, who send all questions and wait for all
 /// answers in a few calls of the system.

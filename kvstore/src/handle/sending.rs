@@ -20,9 +20,8 @@ use lunette_transfer::LineSink;
 use super::cores::Cores;
 use super::handing::Object;
 use super::lent::Lent;
-use super::lines::HomeLine;
 use super::round::{Ended, Round, went};
-use crate::cluster_client::{PutOptions, retention_in};
+use crate::cluster_client::{HomeLine, PutOptions, retention_in};
 use crate::joined::Joined;
 
 /// Longer objects are left to cores, which send them from where they lie.
