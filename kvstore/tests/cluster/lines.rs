@@ -460,6 +460,29 @@ fn a_home_that_does_not_know_many_writes_is_sent_them_one_by_one() {
     });
 }
 
+#[test]
+fn what_comes_damaged_is_not_got() {
+    run(0, || async {
+        let (handle, _client, counts, _stranger) = strangers(LONG, LONG).await;
+        eventually("there is a line", async || {
+            let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
+            assert_eq!(asked.await, [Ok(false)]);
+            counts.open.get() > 1
+        })
+        .await;
+        counts.sends_damaged.set(true);
+        for _ in 0..3 {
+            let is_asked_and_left = with_handle(&handle, |handle| {
+                let mut fetching = handle.fetch(vec![(key(1), empty(100).1)]);
+                let is_asked = !fetching.is_over();
+                (is_asked, fetching.wait(LONG), fetching.left())
+            });
+            // The line goes on.
+            assert_eq!(is_asked_and_left.await, (true, true, 1));
+        }
+    });
+}
+
 /// Whatever a home says that it takes: a thread sends it no more, and a core says why.
 #[test]
 fn a_home_that_takes_little_is_sent_no_more() {

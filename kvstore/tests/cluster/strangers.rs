@@ -6,18 +6,21 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
-use lunette_kvstore_proto::message::directory::{Answer as Told, AnswerMessage, AskMessage};
+use lunette_kvstore_proto::message::directory::{
+    Answer as Told, AnswerMessage, AskMessage, Gathered,
+};
 use lunette_kvstore_proto::message::{
     FormatVersion, FormatVersions, NodeCard, NodeStat, Op, Status,
 };
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::net::TcpListener;
-use lunette_runtime::{spawn_local, time};
+use lunette_runtime::{arena, spawn_local, time};
+use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_transfer::{
-    Answer, Drain, Intake, Later, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response, Room,
-    ServeOptions, Service, serve,
+    Answer, Drain, Intake, Later, Payload, PayloadOutcome, REPLY_BYTES_MAX, RequestHead, Response,
+    Room, ServeOptions, Service, serve,
 };
 use lunette_transfer_proto::hello::{Hello, VersionRange};
 
@@ -40,6 +43,8 @@ pub(crate) struct Counts {
     pub(crate) scatters: Cell<usize>,
     /// Longest payload that they take, if it is not 1 MiB.
     pub(crate) payload_bytes_max: Cell<Option<u32>>,
+    /// Whether an object that is asked for with others is sent, damaged.
+    pub(crate) sends_damaged: Cell<bool>,
     /// Whether nothing of what threads ask for is answered.
     pub(crate) is_silent: Cell<bool>,
 }
@@ -86,6 +91,26 @@ fn written() -> Vec<u8> {
     body
 }
 
+/// An object, whose bytes are not those that its owner sent.
+fn damaged() -> Response {
+    let object = Gathered::Here {
+        version: Version {
+            epoch: Epoch(1),
+            sequence: 1,
+        },
+        is_cut_off: false,
+        len_bytes: 100,
+    };
+    let mut body = Vec::new();
+    Gathered::encode(&[object], FormatVersion::NEWEST, &mut body);
+    let bytes = arena().alloc(100).expect("room").freeze();
+    let crc32c = crc32c(bytes.as_slice()) ^ 1;
+    Response {
+        payload: Some(Payload::region(bytes, crc32c)),
+        ..response(Status::Ok, body)
+    }
+}
+
 impl Service for Teller {
     type Pending = ();
 
@@ -117,6 +142,7 @@ impl Service for Teller {
                 self.counts.writes.set(self.counts.writes.get() + 1);
                 Intake::Answer(response(Status::Ok, written()))
             }
+            (Ok(Op::Gather), _) if self.counts.sends_damaged.get() => Intake::Answer(damaged()),
             (Ok(Op::Peek | Op::Gather | Op::Scatter), _) if self.counts.is_silent.get() => {
                 Intake::Later(Later::new(std::future::pending()))
             }
