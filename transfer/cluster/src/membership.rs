@@ -1,7 +1,7 @@
 //! A member of a cluster: its machine, its connections, its clock.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -9,8 +9,10 @@ use lunette_cluster_proto::coordination::{Answer, Ask, Change, CoordinationFault
 use lunette_cluster_proto::fence::{Act, Fence, Fenced, NamespaceKind, Standing};
 use lunette_cluster_proto::map::ClusterMap;
 use lunette_cluster_proto::member::{
-    ANSWER_WAIT_MAX, Action, ClusterIdentity, Member, MemberOptions, OpId, Refusal,
+    ANSWER_WAIT_MAX, Action, ClusterIdentity, Member, MemberOptions, OpId, QuotaRefusal,
+    QuotaTicket, Refusal,
 };
+use lunette_cluster_proto::quota::Quotas;
 use lunette_runtime::{JoinError, Scope, Signal, time};
 use lunette_runtime_core::time::Time;
 
@@ -23,6 +25,14 @@ enum Event {
     WatchEnd(OpId, CoordinationFault),
 }
 
+/// Who waits until a quota is set.
+#[derive(Default)]
+struct QuotaWaiter {
+    is_set: Cell<bool>,
+    /// Raised when it is, or never will be.
+    over: Signal,
+}
+
 struct State {
     client: Client,
     member: RefCell<Member>,
@@ -31,6 +41,8 @@ struct State {
     wake: Signal,
     /// Who waits for a change; each is told once.
     waiting: RefCell<Vec<Rc<Signal>>>,
+    /// One for each change that the machine has not made yet, also if nobody waits any more.
+    quota_waiters: RefCell<BTreeMap<QuotaTicket, Rc<QuotaWaiter>>>,
     refusal: RefCell<Option<Refusal>>,
     has_left: Cell<bool>,
     /// Acts that were permitted although the coordinator was not reached in time.
@@ -69,6 +81,7 @@ impl Membership {
             events: RefCell::default(),
             wake: Signal::default(),
             waiting: RefCell::default(),
+            quota_waiters: RefCell::default(),
             refusal: RefCell::default(),
             has_left: Cell::new(false),
             cut_off_acts: Cell::new(0),
@@ -82,6 +95,35 @@ impl Membership {
     #[must_use]
     pub fn map(&self) -> Option<ClusterMap> {
         self.state.member.borrow().map().cloned()
+    }
+
+    /// The newest quotas of tenants that are known, also while this node is cut off.
+    #[must_use]
+    pub fn quotas(&self) -> Quotas {
+        self.state.member.borrow().quotas().clone()
+    }
+
+    /// Sets the quota of a tenant, in bytes, or removes it. Ends when the coordinator has done it, and
+    /// [`quotas`](Self::quotas) has it then; other nodes are told within moments. It goes on for as
+    /// long as that takes, also while no coordinator can be reached. If two set the same one at once,
+    /// one of both stays.
+    ///
+    /// Dropping the future takes nothing back: the change is made all the same, unless this node
+    /// leaves before.
+    ///
+    /// # Errors
+    /// [`QuotaRefusal`]. After [`QuotaRefusal::Left`] it may have been made, if it was waited for.
+    pub async fn set_quota(&self, name: &str, bytes: Option<u64>) -> Result<(), QuotaRefusal> {
+        let ticket = {
+            let mut member = self.state.member.borrow_mut();
+            member.set_quota(time::now(), name, bytes)?
+        };
+        let waiter = Rc::new(QuotaWaiter::default());
+        let waits = Rc::clone(&waiter);
+        self.state.quota_waiters.borrow_mut().insert(ticket, waits);
+        self.state.wake.raise();
+        waiter.over.raised().await;
+        waiter.is_set.get().then_some(()).ok_or(QuotaRefusal::Left)
     }
 
     /// Whose cluster it is, once that is known. Peers tell each other, and refuse another's.
@@ -131,7 +173,8 @@ impl Membership {
         self.state.cut_off_acts.get()
     }
 
-    /// Waits until something has changed: the map, whether it is registered, a refusal. Ask what.
+    /// Waits until something has changed: the map, the quotas, whether it is registered, a refusal. Ask
+    /// what.
     pub async fn changed(&self) {
         let signal = Rc::new(Signal::default());
         self.state.waiting.borrow_mut().push(Rc::clone(&signal));
@@ -190,6 +233,22 @@ impl State {
         }
     }
 
+    fn on_quota_set(&self, ticket: QuotaTicket) {
+        let waiter = self.quota_waiters.borrow_mut().remove(&ticket);
+        if let Some(waiter) = waiter {
+            waiter.is_set.set(true);
+            waiter.over.raise();
+        }
+    }
+
+    /// Nothing follows.
+    fn end(&self) {
+        for waiter in self.quota_waiters.take().into_values() {
+            waiter.over.raise();
+        }
+        self.tell();
+    }
+
     fn take_in(&self) {
         loop {
             let event = self.events.borrow_mut().pop_front();
@@ -236,14 +295,18 @@ async fn run(state: Rc<State>) {
                         |fault| Event::WatchEnd(op, fault),
                     );
                 }
-                Action::MapChanged => state.tell(),
+                Action::MapChanged | Action::QuotasChanged => state.tell(),
+                Action::QuotaSet(ticket) => state.on_quota_set(ticket),
+                Action::QuotaIgnored { name, fault } => {
+                    tracing::warn!(name, %fault, "a quota that makes no sense is ignored");
+                }
                 Action::Refused(refusal) => {
                     *state.refusal.borrow_mut() = Some(refusal);
-                    return state.tell();
+                    return state.end();
                 }
                 Action::Left => {
                     state.has_left.set(true);
-                    return state.tell();
+                    return state.end();
                 }
             }
         }

@@ -21,11 +21,12 @@
 //! | [`coordinator`] | the embedded coordinator: keys, leases, watches, snapshots |
 //! | [`metadata`] | metadata servers of others: redis, HTTP; models of them |
 //! | [`map`] | [`ClusterMap`]: members of an epoch, their binary form |
+//! | [`quota`] | [`Quotas`]: how many bytes tenants may have, their binary form |
 //! | [`framing`] | what frames a record at the coordinator, this crate's and others' |
 //! | [`rack`] | what fails together |
 //! | [`rendezvous`] | whose a shard is |
 //! | [`fence`] | [`Fence`]: until when a member may serve what |
-//! | [`member`] | [`Member`]: join, keep alive, watch, propose, leave |
+//! | [`member`] | [`Member`]: join, keep alive, watch, set quotas, propose, leave |
 #![forbid(unsafe_code)]
 
 pub mod coordination;
@@ -37,9 +38,11 @@ pub mod http;
 pub mod map;
 pub mod member;
 pub mod metadata;
+pub mod quota;
 pub mod rack;
 pub mod rendezvous;
 
 pub use fence::Fence;
 pub use map::ClusterMap;
 pub use member::Member;
+pub use quota::Quotas;

@@ -1,4 +1,5 @@
-//! A member: it joins, keeps its lease alive, knows the map, proposes the next one, and leaves.
+//! A member: it joins, keeps its lease alive, knows the map and the quotas, proposes the next map, and
+//! leaves.
 //!
 //! ```text
 //!   Joining --(registered, all read)--> Joined --leave--> Leaving --(revoked)--> Left
@@ -20,6 +21,7 @@
 //! does not wait.
 
 mod machine;
+mod quotas;
 mod record;
 mod view;
 
@@ -33,6 +35,7 @@ use crate::coordination::{Ask, WatchFrom};
 #[cfg(doc)]
 use crate::fence::Fence;
 use crate::map::MapMember;
+use crate::quota::{QUOTA_NAME_BYTES_MAX, QUOTAS_MAX, QuotaFault};
 
 pub use machine::Member;
 pub use record::{CLUSTER_NAME_BYTES_MAX, ClusterIdentity, RecordFault, map_key};
@@ -52,6 +55,8 @@ pub const RETRY_MAX: Duration = Duration::from_secs(2);
 pub const BAD_RECORDS_MAX: u32 = 5;
 /// Most former lives that a member is told of.
 pub const FORMER_MAX: usize = 16;
+/// Most changes of quotas that wait at a member.
+pub const QUOTA_CHANGES_MAX: usize = 16;
 /// Longest wait for one answer.
 pub const ANSWER_WAIT_MAX: Duration = Duration::from_secs(2);
 
@@ -81,6 +86,10 @@ pub struct MemberOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(pub u64);
 
+/// What names a change of a quota until it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QuotaTicket(pub u64);
+
 /// What is to be done for a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -102,10 +111,50 @@ pub enum Action {
     },
     /// The map is another one.
     MapChanged,
+    /// The quotas are others.
+    QuotasChanged,
+    /// The coordinator has made this change of a quota.
+    QuotaSet(QuotaTicket),
+    /// What lies there as this tenant's quota is none, and it counts as having none. Whoever keeps a
+    /// log should say so: it is told once for each time that it was written.
+    QuotaIgnored {
+        /// Whose quota it would be.
+        name: String,
+        /// What is wrong with it.
+        fault: QuotaFault,
+    },
     /// It cannot become a member. Nothing follows.
     Refused(Refusal),
     /// It is a member no more. Nothing follows.
     Left,
+}
+
+/// Why a quota will not be set.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum QuotaRefusal {
+    /// No tenant has such a name.
+    #[error("a tenant's name has 1 to {QUOTA_NAME_BYTES_MAX} bytes")]
+    BadName,
+    /// A quota is above 0. Remove it instead, or remove what the tenant has.
+    #[error("a quota of 0 bytes")]
+    NoBytes,
+    /// So many others have one: remove one of them before.
+    #[error("{QUOTAS_MAX} others have a quota")]
+    TooMany,
+    /// So many changes wait already. Ask again when one of them was made.
+    #[error("{QUOTA_CHANGES_MAX} changes of quotas are waiting")]
+    Busy,
+    /// It is a member no more, or leaves, or never was one. Ask another node.
+    #[error("this node is not a member any more")]
+    Left,
+}
+
+impl QuotaRefusal {
+    /// Whether a limit was met that may have room later.
+    #[must_use]
+    pub const fn is_backpressure(self) -> bool {
+        matches!(self, Self::Busy)
+    }
 }
 
 /// Why a node cannot be a member. What it was told to be is at fault.

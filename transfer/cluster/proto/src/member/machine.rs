@@ -1,16 +1,19 @@
 //! The state machine of a member.
 
+mod quotas;
+
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 
 use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 
+use super::quotas::QuotaChanges;
 use super::record::{CLUSTER_NAME_BYTES_MAX, ClusterIdentity, Keys, RecordFault, Registration};
 use super::view::{Proposal, View};
 use super::{
     ANSWER_WAIT_MAX, Action, BAD_RECORDS_MAX, FORMER_MAX, MAP_CHANGE_MIN, MemberOptions, OpId,
-    PROPOSAL_STEP, PROPOSAL_WAIT_MAX, RETRY_MAX, RETRY_MIN, Refusal,
+    PROPOSAL_STEP, PROPOSAL_WAIT_MAX, QuotaTicket, RETRY_MAX, RETRY_MIN, Refusal,
 };
 use crate::coordination::{
     Answer, Ask, Change, Compare, CoordinationFault, Expected, KeyValue, LeaseId, Op, OpOutcome,
@@ -37,6 +40,7 @@ enum Purpose {
     Register(LeaseId),
     KeepAlive(LeaseId),
     Propose(ClusterMap),
+    SetQuota(QuotaTicket),
     Update,
     RevokeOwn,
     RevokeStale,
@@ -76,6 +80,9 @@ pub struct Member {
     must_load: bool,
     must_update: bool,
     raised_generation: u64,
+    quota_changes: QuotaChanges,
+    /// A change of a quota that cannot be made must not keep the map from being changed.
+    has_quota_failed: bool,
     ops_issued: u64,
     /// Nothing but keeping the lease alive is asked before.
     retry_at: Time,
@@ -112,6 +119,8 @@ impl Member {
             must_load: true,
             must_update: false,
             raised_generation: 0,
+            quota_changes: QuotaChanges::default(),
+            has_quota_failed: false,
             ops_issued: 0,
             retry_at: now,
             failures: 0,
@@ -271,6 +280,7 @@ impl Member {
                     return;
                 }
             }
+            self.tell_quotas();
         }
         self.retry_at = self.retry_at.min(now);
         if self.phase == Phase::Joined && !self.view.members.contains_key(&own) {
@@ -325,7 +335,7 @@ impl Member {
             }
             Phase::Joining => self.join(now),
             Phase::Joined if self.must_update => self.update(now),
-            Phase::Joined => self.propose(now),
+            Phase::Joined => self.change(now),
             Phase::Left | Phase::Refused => unreachable!("nothing is due any more"),
         }
     }
@@ -346,6 +356,20 @@ impl Member {
         let Some(held) = self.lease else { return };
         if now >= held.keep_alive_at && !self.is_kept_alive(held.id) {
             self.ask(now, Purpose::KeepAlive(held.id), Ask::KeepAlive(held.id));
+        }
+    }
+
+    /// Changes what is to be changed for all: first the quotas, unless one was just tried in vain.
+    fn change(&mut self, now: Time) {
+        let is_behind = core::mem::take(&mut self.has_quota_failed);
+        if is_behind {
+            self.propose(now);
+        }
+        if self.is_idle() {
+            self.change_quota(now);
+        }
+        if self.is_idle() && !is_behind {
+            self.propose(now);
         }
     }
 
@@ -622,6 +646,9 @@ impl Member {
             }
             // Another proposal was taken; the watch tells it.
             (Purpose::Propose(_), _) => self.retry_at = now + RETRY_MIN,
+            (Purpose::SetQuota(ticket), outcome) => {
+                self.on_quota_answer(now, ticket, &outcome, answer.revision);
+            }
             (
                 Purpose::Update,
                 Outcome::Txn {
@@ -636,7 +663,9 @@ impl Member {
 
     fn on_loaded(&mut self, now: Time, pairs: &[KeyValue], revision: Revision) {
         self.must_load = false;
-        match self.view.reset(now, &self.keys, pairs, revision) {
+        let reset = self.view.reset(now, &self.keys, pairs, revision);
+        self.tell_quotas();
+        match reset {
             Ok(true) => self.on_map(),
             Ok(false) => {}
             Err(fault) => return self.on_bad_record(now, fault),
@@ -697,6 +726,7 @@ impl Member {
             (Purpose::Register(_) | Purpose::CreateIdentity | Purpose::Update, _) => {
                 self.must_load = true;
             }
+            (Purpose::SetQuota(_), _) => self.has_quota_failed = true,
             (Purpose::RevokeOwn, _) if self.lease_is_over(now) => return self.become_left(),
             _ => {}
         }

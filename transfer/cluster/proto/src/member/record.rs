@@ -4,10 +4,12 @@
 //!  <prefix>/cluster        | LNCI | version (2) | cluster id (8) | name length (2) | name | CRC |
 //!  <prefix>/members/<id>   | LNMR | version (2) | wire min, max | ttl_s (4) | length (2) | member | ... | CRC |
 //!  <prefix>/map            a map
+//!  <prefix>/quota/<name>   a quota
 //! ```
 //!
 //! The first is written once and says whose prefix it is; the second is bound to its member's lease, and
-//! may have more behind its member, which later versions know.
+//! may have more behind its member, which later versions know. Members that know no quotas pass their keys
+//! over.
 
 use lunette_runtime_core::codec::{Truncated, Writer};
 use lunette_runtime_core::ids::NodeId;
@@ -15,6 +17,7 @@ use thiserror::Error;
 
 use crate::framing::{Frame, FrameFault};
 use crate::map::{MapFault, MapMember};
+use crate::quota::is_quota_name;
 
 /// Longest name of a cluster, in bytes.
 pub const CLUSTER_NAME_BYTES_MAX: usize = 128;
@@ -145,10 +148,11 @@ pub(super) struct Keys {
 
 /// What a key is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KeyKind {
+pub(super) enum KeyKind<'a> {
     Identity,
     Map,
     Member(NodeId),
+    Quota(&'a str),
     Other,
 }
 
@@ -174,19 +178,25 @@ impl Keys {
         format!("{}members/{:016x}", self.prefix, id.0).into_bytes()
     }
 
-    pub(super) fn kind(&self, key: &[u8]) -> KeyKind {
+    pub(super) fn quota(&self, name: &str) -> Vec<u8> {
+        format!("{}quota/{name}", self.prefix).into_bytes()
+    }
+
+    pub(super) fn kind<'a>(&self, key: &'a [u8]) -> KeyKind<'a> {
         let key = core::str::from_utf8(key).ok();
-        match key.and_then(|key| key.strip_prefix(&self.prefix)) {
-            Some("cluster") => KeyKind::Identity,
-            Some("map") => KeyKind::Map,
-            Some(rest) => {
-                let digits = rest
-                    .strip_prefix("members/")
-                    .filter(|digits| digits.len() == 16);
-                let id = digits.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+        let Some(rest) = key.and_then(|key| key.strip_prefix(&self.prefix)) else {
+            return KeyKind::Other;
+        };
+        match rest.split_once('/') {
+            None if rest == "cluster" => KeyKind::Identity,
+            None if rest == "map" => KeyKind::Map,
+            Some(("members", digits)) if digits.len() == 16 => {
+                let id = u64::from_str_radix(digits, 16).ok();
                 id.map_or(KeyKind::Other, |id| KeyKind::Member(NodeId(id)))
             }
-            None => KeyKind::Other,
+            // Names may have slashes.
+            Some(("quota", name)) if is_quota_name(name) => KeyKind::Quota(name),
+            _ => KeyKind::Other,
         }
     }
 }
@@ -278,7 +288,16 @@ mod tests {
         assert_eq!(keys, Keys::new("a/b"));
         let id = NodeId(0xab);
         assert_eq!(keys.member(id), b"a/b/members/00000000000000ab");
+        assert_eq!(keys.quota("team a"), b"a/b/quota/team a");
+        let (longest, longer) = ("n".repeat(64), "n".repeat(65));
         for (key, kind) in [
+            (keys.quota("default"), KeyKind::Quota("default")),
+            (keys.quota("x/\u{e9}"), KeyKind::Quota("x/\u{e9}")),
+            (keys.quota(&longest), KeyKind::Quota(&longest)),
+            (keys.quota(&longer), KeyKind::Other),
+            (keys.quota(""), KeyKind::Other),
+            (b"a/b/quota".to_vec(), KeyKind::Other),
+            (b"a/b/quota/\xff".to_vec(), KeyKind::Other),
             (keys.identity(), KeyKind::Identity),
             (keys.map(), KeyKind::Map),
             (keys.member(id), KeyKind::Member(id)),

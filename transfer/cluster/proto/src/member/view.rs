@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
+use super::quotas::KnownQuotas;
 use super::record::{ClusterIdentity, KeyKind, Keys, RecordFault, Registration};
 use crate::coordination::{Change, KeyValue, LeaseId, Revision, TXN_OPS_MAX};
 use crate::map::{ClusterMap, Epoch, MEMBERS_MAX, MapMember};
@@ -34,6 +35,7 @@ pub(super) struct View {
     pub(super) identity: Option<ClusterIdentity>,
     pub(super) members: BTreeMap<NodeId, Registered>,
     pub(super) map: Option<KnownMap>,
+    pub(super) quotas: KnownQuotas,
     /// The newest change that is part of it.
     pub(super) revision: Revision,
     /// When the map was last seen to change.
@@ -56,7 +58,8 @@ pub(super) enum Proposal {
 }
 
 impl View {
-    /// Everything under the prefix was read. Whether the map changed.
+    /// Everything under the prefix was read. Whether the map changed. Quotas are taken in whatever is
+    /// wrong with the rest.
     pub(super) fn reset(
         &mut self,
         now: Time,
@@ -68,6 +71,11 @@ impl View {
         self.members.clear();
         self.identity = None;
         self.revision = revision;
+        let quotas = pairs.iter().filter_map(|pair| match keys.kind(&pair.key) {
+            KeyKind::Quota(name) => Some((name, pair)),
+            _ => None,
+        });
+        self.quotas.reset(quotas);
         for pair in pairs {
             self.put(now, keys, pair)?;
         }
@@ -89,12 +97,21 @@ impl View {
     ) -> Result<bool, RecordFault> {
         self.revision = self.revision.max(change.revision());
         match change {
-            Change::Put(pair) => self.put(now, keys, pair),
+            Change::Put(pair) => {
+                if let KeyKind::Quota(name) = keys.kind(&pair.key) {
+                    let put = self.quotas.put(name, pair);
+                    return put
+                        .map(|()| false)
+                        .map_err(|_no_quota| RecordFault::Damaged);
+                }
+                self.put(now, keys, pair)
+            }
             Change::Delete { key, .. } => {
                 match keys.kind(key) {
                     KeyKind::Member(id) => drop(self.members.remove(&id)),
                     KeyKind::Map => self.map = None,
                     KeyKind::Identity => self.identity = None,
+                    KeyKind::Quota(name) => self.quotas.remove(name),
                     KeyKind::Other => {}
                 }
                 Ok(false)
@@ -102,6 +119,7 @@ impl View {
         }
     }
 
+    /// Takes in what is no quota.
     fn put(&mut self, now: Time, keys: &Keys, pair: &KeyValue) -> Result<bool, RecordFault> {
         match keys.kind(&pair.key) {
             KeyKind::Identity => self.identity = Some(ClusterIdentity::decode(&pair.value)?),
@@ -133,7 +151,7 @@ impl View {
                     return Ok(true);
                 }
             }
-            KeyKind::Other => {}
+            KeyKind::Quota(_) | KeyKind::Other => {}
         }
         Ok(false)
     }

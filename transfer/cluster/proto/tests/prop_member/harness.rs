@@ -355,7 +355,8 @@ impl Cluster {
                         _ => self.post(Mail::WatchEnd { node, op }),
                     }
                 }
-                Action::MapChanged => {}
+                Action::MapChanged | Action::QuotasChanged | Action::QuotaSet(_) => {}
+                Action::QuotaIgnored { .. } => {}
                 Action::Refused(refusal) => self.nodes[node].refusal = Some(refusal),
                 Action::Left => {
                     self.nodes[node].has_left = true;
