@@ -1,8 +1,8 @@
 //! Members and a coordinator on one clock, with everything that can happen between them.
 //!
 //! The harness carries asks and answers with a delay, loses them while a member is cut off, and
-//! checks after each step: epochs only grow, maps change at most once a second, and whoever is no
-//! longer in the map has stopped serving before.
+//! checks after each step: epochs only grow, maps change at most once a second, whoever is no
+//! longer in the map has stopped serving before, and quotas do not change without a word.
 
 #[path = "prop_member/harness.rs"]
 mod harness;
@@ -15,6 +15,7 @@ use lunette_cluster_proto::map::Epoch;
 use lunette_cluster_proto::member::Refusal;
 use lunette_runtime_core::ids::NodeId;
 use proptest::collection::vec;
+use proptest::option::of;
 use proptest::prelude::*;
 
 fn joined(count: usize) -> Cluster {
@@ -250,6 +251,69 @@ fn a_raised_generation_is_in_the_next_map() {
     assert_eq!(cluster.epochs, [Epoch(1), Epoch(2)]);
 }
 
+#[test]
+fn quotas_are_known_to_all_at_once_and_change_no_map() {
+    let mut cluster = joined(3);
+    cluster.set_quota(1, "default", Some(1 << 30));
+    cluster.set_quota(2, "team/a", Some(7));
+    cluster.run(300 * MS);
+    cluster.check_quotas();
+    let known: Vec<_> = cluster.nodes[2].member.quotas().iter().collect();
+    assert_eq!(known, [("default", 1 << 30), ("team/a", 7)]);
+    cluster.set_quota(3, "default", None);
+    cluster.run(300 * MS);
+    cluster.check_quotas();
+    // Who comes later reads them, also from a coordinator that has started anew.
+    cluster.restart_coordinator();
+    cluster.start(4);
+    cluster.run(10 * SECOND);
+    cluster.check_quotas();
+    assert_eq!(cluster.nodes[3].member.quotas().get("team/a"), Some(7));
+    assert_eq!(cluster.epochs, [Epoch(1), Epoch(2)]);
+}
+
+#[test]
+fn a_quota_that_two_set_at_once_is_one_of_both() {
+    let mut cluster = joined(2);
+    for bytes in 1..=20 {
+        cluster.set_quota(1, "a", Some(bytes));
+        cluster.set_quota(2, "a", Some(100 + bytes));
+        cluster.run(2 * SECOND);
+        cluster.check_quotas();
+    }
+}
+
+#[test]
+fn a_damaged_quota_is_told_once_and_not_read_for_ever() {
+    let mut cluster = joined(3);
+    cluster.set_quota(1, "a", Some(7));
+    cluster.set_quota(1, "b", Some(8));
+    cluster.run(SECOND);
+    let loads = cluster.loads;
+    cluster.damage_quota("a");
+    cluster.run(60 * SECOND);
+    cluster.check_quotas();
+    assert_eq!(cluster.loads - loads, 3, "once by each");
+    assert_eq!(cluster.ignored, 3);
+    assert_eq!(cluster.nodes[1].member.quotas().len(), 1);
+    cluster.set_quota(2, "a", Some(9));
+    cluster.run(SECOND);
+    cluster.check_quotas();
+    assert_eq!(cluster.loads - loads, 3);
+}
+
+#[test]
+fn a_quota_that_is_set_while_the_coordinator_is_away_is_set_when_it_is_back() {
+    let mut cluster = joined(3);
+    cluster.cut_all();
+    cluster.set_quota(1, "a", Some(7));
+    cluster.run(60 * SECOND);
+    cluster.mend_all();
+    cluster.run(20 * SECOND);
+    cluster.check_quotas();
+    assert_eq!(cluster.quotas().get("a"), Some(7));
+}
+
 /// What happens, for a while, to a node.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
@@ -260,7 +324,17 @@ enum Fault {
     Restart(usize),
     Compact,
     RestartCoordinator,
+    DamageQuota(usize),
     Calm,
+}
+
+const TENANTS: [&str; 4] = ["default", "a", "b/c", "\u{fc}"];
+
+/// A member that sets a quota: its id, whose, and how many bytes.
+type Change = (u64, usize, Option<u64>);
+
+fn change() -> impl Strategy<Value = Change> {
+    (1_u64..=5, 0..TENANTS.len(), of(1_u64..100))
 }
 
 fn fault() -> impl Strategy<Value = Fault> {
@@ -272,6 +346,7 @@ fn fault() -> impl Strategy<Value = Fault> {
         (0_usize..5).prop_map(Fault::Restart),
         Just(Fault::Compact),
         Just(Fault::RestartCoordinator),
+        (0..TENANTS.len()).prop_map(Fault::DamageQuota),
         Just(Fault::Calm),
     ]
 }
@@ -279,15 +354,17 @@ fn fault() -> impl Strategy<Value = Fault> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever happens, the harness's rules hold; and once it is over, all who live are members.
+    /// Whatever happens, the harness's rules hold; and once it is over, all who live are members, and know
+    /// the quotas that were set last.
     #[test]
     fn the_living_are_members_in_the_end(
         seed in any::<u64>(),
-        faults in vec((fault(), 100_u64..9_000), 1..14),
+        faults in vec((fault(), vec(change(), 0..4), 100_u64..9_000), 1..14),
+        last in vec(change(), 0..6),
     ) {
         let mut cluster = Cluster::new(seed);
         (1..=5).for_each(|id| { cluster.start(id); });
-        for (fault, ms) in faults {
+        for (fault, changes, ms) in faults {
             match fault {
                 Fault::Cut(node) => cluster.cut(node),
                 Fault::CutAll => cluster.cut_all(),
@@ -299,7 +376,11 @@ proptest! {
                 }
                 Fault::Compact => cluster.compact(),
                 Fault::RestartCoordinator => cluster.restart_coordinator(),
+                Fault::DamageQuota(tenant) => cluster.damage_quota(TENANTS[tenant]),
                 Fault::Calm => {}
+            }
+            for (id, tenant, bytes) in changes {
+                cluster.set_quota(id, TENANTS[tenant], bytes);
             }
             cluster.run(ms * MS);
         }
@@ -312,6 +393,12 @@ proptest! {
             prop_assert!(node.member.is_joined());
             prop_assert_eq!(node.member.map(), Some(&map));
         }
+        cluster.check_quotas();
+        for (id, tenant, bytes) in last {
+            cluster.set_quota(id, TENANTS[tenant], bytes);
+        }
+        cluster.run(5 * SECOND);
+        cluster.check_quotas();
         // Nothing more happens.
         let epochs = cluster.epochs.len();
         cluster.run(20 * SECOND);

@@ -1,5 +1,7 @@
 //! Members and their coordinator, step by step.
 
+mod quotas;
+
 use std::collections::BTreeMap;
 
 use lunette_cluster_proto::coordination::{
@@ -9,6 +11,7 @@ use lunette_cluster_proto::coordinator::{Coordinator, WatchId};
 use lunette_cluster_proto::fence::{Act, Fenced, NamespaceKind, Standing};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_cluster_proto::member::{Action, MAP_CHANGE_MIN, Member, MemberOptions, OpId, Refusal};
+use lunette_cluster_proto::quota::Quotas;
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
@@ -29,6 +32,8 @@ pub(crate) struct Node {
     pub(crate) refusal: Option<Refusal>,
     pub(crate) has_left: bool,
     watch: Option<(OpId, WatchId)>,
+    /// What it knew when it said last that they have changed.
+    quotas: Quotas,
     /// When serving stops, as the member said last.
     serves_until: Time,
 }
@@ -64,6 +69,11 @@ pub(crate) struct Cluster {
     mailed: u64,
     random: SplitMix64,
     pub(crate) epochs: Vec<Epoch>,
+    sets: quotas::Sets,
+    /// How often everything was read.
+    pub(crate) loads: u64,
+    /// How often it was told that a quota makes no sense.
+    pub(crate) ignored: u64,
     map_changed: Option<Time>,
     known: Option<ClusterMap>,
     /// The coordinator starts anew until then.
@@ -80,6 +90,9 @@ impl Cluster {
             mailed: 0,
             random: SplitMix64::new(seed),
             epochs: Vec::new(),
+            sets: quotas::Sets::default(),
+            loads: 0,
+            ignored: 0,
             map_changed: None,
             known: None,
             down_until: Time::ZERO,
@@ -118,6 +131,7 @@ impl Cluster {
             refusal: None,
             has_left: false,
             watch: None,
+            quotas: Quotas::default(),
             serves_until: Time::ZERO,
         });
         self.nodes.len() - 1
@@ -291,6 +305,7 @@ impl Cluster {
             let answer = Err(CoordinationFault::Unreachable { reason });
             return self.post(Mail::Answer { node, op, answer });
         }
+        self.loads += u64::from(matches!(ask, Ask::Op(Op::Range(_))));
         self.check_proposal(ask);
         let is_lost = self.nodes[node].is_cut || !self.nodes[node].is_alive;
         let answer = if is_lost && self.random.below(4) > 0 {
@@ -355,8 +370,13 @@ impl Cluster {
                         _ => self.post(Mail::WatchEnd { node, op }),
                     }
                 }
-                Action::MapChanged | Action::QuotasChanged | Action::QuotaSet(_) => {}
-                Action::QuotaIgnored { .. } => {}
+                Action::MapChanged => {}
+                Action::QuotasChanged => {
+                    let node = &mut self.nodes[node];
+                    node.quotas = node.member.quotas().clone();
+                }
+                Action::QuotaSet(ticket) => self.sets.on_set(self.now, node, ticket),
+                Action::QuotaIgnored { .. } => self.ignored += 1,
                 Action::Refused(refusal) => self.nodes[node].refusal = Some(refusal),
                 Action::Left => {
                     self.nodes[node].has_left = true;
@@ -390,6 +410,7 @@ impl Cluster {
     fn check(&mut self) {
         for node in self.nodes.iter_mut().filter(|node| node.is_alive) {
             node.serves_until = node.member.fence().until().unwrap_or_default();
+            assert_eq!(*node.member.quotas(), node.quotas, "changes are told");
         }
         let key = b"lunette/map".to_vec();
         let ask = Ask::Op(Op::Range(KeyRange::one(key)));
