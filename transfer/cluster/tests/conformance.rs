@@ -11,6 +11,9 @@ mod members;
 #[path = "../../../runtime/tests/on_each_driver/mod.rs"]
 mod on_each_driver;
 #[cfg(test)]
+#[path = "conformance/quotas.rs"]
+mod quotas;
+#[cfg(test)]
 #[path = "conformance/suite.rs"]
 mod suite;
 

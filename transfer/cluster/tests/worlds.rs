@@ -1,5 +1,5 @@
 //! Members and their coordinator in simulated worlds, each on a host of its own: the coordinator lost
-//! at the start and for a minute, and everything at once.
+//! at the start and for a minute, and everything at once, while quotas are set.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -141,18 +141,23 @@ mod tests {
     }
 
     #[test]
-    fn in_any_storm_the_rules_hold_and_afterwards_the_living_are_members() {
+    fn in_any_storm_the_rules_hold_and_afterwards_the_living_are_members_and_know_the_quotas() {
+        let mut set = 0;
         for seed in 0..STORMS {
             let mut town = settled(seed);
+            town.begin_quotas();
             town.storm(NODES, 14);
+            town.end_quotas();
             town.mend_all(NODES);
             town.start_coordinator();
             town.run_for(50 * SECOND);
+            set += town.check_quotas(seed);
             assert_eq!(town.newest_ids(), town.living(), "seed {seed}");
             for id in town.living() {
                 assert!(town.seen(id).is_serving, "seed {seed}, node {id}");
             }
             town.check(seed);
         }
+        assert!(set as u64 > 10 * STORMS, "{set}");
     }
 }

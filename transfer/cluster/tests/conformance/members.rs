@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,9 +16,9 @@ use lunette_runtime_core::ids::NodeId;
 use super::etcd::Etcd;
 
 const TTL_S: u32 = 5;
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-fn options(id: u64) -> MemberOptions {
+pub(crate) fn options(id: u64) -> MemberOptions {
     MemberOptions {
         cluster: "native".into(),
         prefix: "native".into(),
@@ -30,17 +31,27 @@ fn options(id: u64) -> MemberOptions {
     }
 }
 
-fn member(etcd: &Etcd, options: MemberOptions) -> Membership {
-    let client = Client::new(ClientOptions {
-        endpoints: vec![etcd.address()],
+pub(crate) fn client(coordinator: SocketAddr) -> Client {
+    Client::new(ClientOptions {
+        endpoints: vec![coordinator],
         security: None,
         silence_max: Duration::from_secs(5),
-    });
-    Membership::start(client, options).expect("there is room")
+    })
+}
+
+pub(crate) fn member_at(coordinator: SocketAddr, options: MemberOptions) -> Membership {
+    Membership::start(client(coordinator), options).expect("there is room")
+}
+
+fn member(etcd: &Etcd, options: MemberOptions) -> Membership {
+    member_at(etcd.address(), options)
 }
 
 /// Waits until all agree on a map that holds this.
-async fn agreed(members: &[Membership], holds: impl Fn(&ClusterMap) -> bool) -> ClusterMap {
+pub(crate) async fn agreed(
+    members: &[Membership],
+    holds: impl Fn(&ClusterMap) -> bool,
+) -> ClusterMap {
     let deadline = time::now() + PATIENCE;
     loop {
         let maps: Vec<_> = members.iter().map(Membership::map).collect();
@@ -55,7 +66,7 @@ async fn agreed(members: &[Membership], holds: impl Fn(&ClusterMap) -> bool) -> 
     }
 }
 
-async fn within<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     time::timeout(PATIENCE, future).await.expect("in time")
 }
 

@@ -12,17 +12,21 @@ use lunette_auth::Secrets;
 use lunette_cluster::proto::fence::{Act, Fenced, NamespaceKind, Standing};
 use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_cluster::proto::member::{MAP_CHANGE_MIN, MemberOptions};
+use lunette_cluster::proto::quota::Quotas;
 use lunette_cluster::{Client, ClientOptions, Hosted, Membership, Security, serve};
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::sim::{Kill, ProcessId, World, WorldOptions};
-use lunette_runtime::{CoreOptions, time};
+use lunette_runtime::{CoreOptions, spawn_local, time};
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 
 pub(crate) const TTL_S: u32 = 5;
 const PORT: u16 = 2379;
 /// How often each node says what it sees.
 const LOOK: Duration = Duration::from_millis(20);
+/// Whose quotas nodes set.
+const TENANTS: [&str; 3] = ["default", "a", "b"];
 
 /// What a node said last.
 #[derive(Clone, Copy, Debug)]
@@ -42,12 +46,26 @@ struct Look {
     seen: Seen,
 }
 
+/// A quota that a node was asked to set. Each is of other bytes.
+#[derive(Clone, Copy, Debug)]
+struct QuotaSet {
+    name: &'static str,
+    bytes: u64,
+    asked: Time,
+    /// When the node said that it is set, if it was waited for.
+    done: Option<Time>,
+}
+
 /// What all of them have seen, and the rules that were broken.
 #[derive(Debug, Default)]
 struct Record {
     seen: BTreeMap<u64, Look>,
     newest: Option<(ClusterMap, Time)>,
     broken: Vec<String>,
+    /// Whether nodes are to set quotas.
+    are_quotas_set: bool,
+    quotas: BTreeMap<u64, Quotas>,
+    quota_sets: Vec<QuotaSet>,
 }
 
 impl Record {
@@ -189,7 +207,7 @@ impl Town {
         };
         let record = Rc::clone(&self.record);
         let security = self.security();
-        let life = || live(id, options, security, record);
+        let life = move || live(id, options, security, record, draw);
         drop(self.world.spawn(process, 0, life));
         self.nodes.insert(id, process);
     }
@@ -202,7 +220,9 @@ impl Town {
                 Kill::PowerLoss
             };
             self.world.kill(process, how);
-            self.record.borrow_mut().seen.remove(&id);
+            let mut record = self.record.borrow_mut();
+            record.seen.remove(&id);
+            record.quotas.remove(&id);
         }
     }
 
@@ -309,6 +329,39 @@ impl Town {
         self.nodes.keys().copied().collect()
     }
 
+    /// From now on each node sets a quota every few seconds.
+    pub(crate) fn begin_quotas(&mut self) {
+        self.record.borrow_mut().are_quotas_set = true;
+    }
+
+    pub(crate) fn end_quotas(&mut self) {
+        self.record.borrow_mut().are_quotas_set = false;
+    }
+
+    /// Whether the living know the same quotas, and of each tenant one that nothing has followed for sure.
+    /// How many were said to be set.
+    pub(crate) fn check_quotas(&self, seed: u64) -> usize {
+        let record = self.record.borrow();
+        let (mut all, sets) = (record.quotas.values(), &record.quota_sets);
+        assert_eq!(record.quotas.len(), self.nodes.len(), "seed {seed}");
+        let done = || sets.iter().filter(|set| set.done.is_some());
+        let Some(quotas) = all.next() else {
+            return done().count();
+        };
+        assert!(all.all(|same| same == quotas), "seed {seed}: {record:?}");
+        for name in TENANTS {
+            let set = quotas.get(name).map(|bytes| {
+                let set = sets.iter().find(|set| set.bytes == bytes);
+                set.expect("somebody has set it")
+            });
+            let until = set.map_or(Some(Time::ZERO), |set| set.done);
+            let mut later = done().filter(|later| later.name == name);
+            let is_newest = until.is_none_or(|until| later.all(|later| later.asked <= until));
+            assert!(is_newest, "seed {seed}: {name}, {set:?} of {sets:?}");
+        }
+        done().count()
+    }
+
     /// Whether every rule was kept.
     pub(crate) fn check(&self, seed: u64) {
         let record = self.record.borrow();
@@ -322,6 +375,7 @@ async fn live(
     options: MemberOptions,
     security: Option<Security>,
     record: Rc<RefCell<Record>>,
+    draw: SplitMix64,
 ) {
     let incarnation = options.member.incarnation;
     let client = Client::new(ClientOptions {
@@ -330,6 +384,12 @@ async fn live(
         silence_max: Duration::from_secs(u64::from(TTL_S)),
     });
     let membership = Membership::start(client, options).expect("there is room");
+    let membership = Rc::new(membership);
+    drop(spawn_local(set_quotas(
+        Rc::clone(&membership),
+        Rc::clone(&record),
+        draw,
+    )));
     loop {
         let permit = |kind, act| membership.permit(kind, act);
         let seen = Seen {
@@ -340,7 +400,33 @@ async fn live(
             strict_read: permit(NamespaceKind::Strict, Act::Read),
         };
         let map = membership.map();
+        let quotas = membership.quotas();
+        record.borrow_mut().quotas.insert(id, quotas);
         (record.borrow_mut()).look(id, incarnation, time::now(), seen, map);
         time::sleep(LOOK).await;
+    }
+}
+
+/// Sets one quota after the other, and waits for some of them.
+async fn set_quotas(membership: Rc<Membership>, record: Rc<RefCell<Record>>, mut draw: SplitMix64) {
+    loop {
+        time::sleep(Duration::from_millis(draw.below(4000).into())).await;
+        if !record.borrow().are_quotas_set {
+            continue;
+        }
+        let name = TENANTS[draw.below(3) as usize];
+        let index = record.borrow().quota_sets.len();
+        let bytes = index as u64 + 1;
+        record.borrow_mut().quota_sets.push(QuotaSet {
+            name,
+            bytes,
+            asked: time::now(),
+            done: None,
+        });
+        let set = membership.set_quota(name, Some(bytes));
+        let patience = Duration::from_millis(draw.below(6000).into());
+        if time::timeout(patience, set).await == Ok(Ok(())) {
+            record.borrow_mut().quota_sets[index].done = Some(time::now());
+        }
     }
 }
