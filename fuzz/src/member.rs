@@ -359,12 +359,13 @@ impl Stranger {
         let epoch = draw::epoch(source, known);
         let (from, to) = (self.from(source, client), self.to(source));
         let count = 1 + source.below(3);
-        let content = match source.below(6) {
+        let content = match source.below(7) {
             0 => Content::ToHome((0..count).map(|_| draw::to_home(source, known)).collect()),
             1 => Content::ToOwner((0..count).map(|_| draw::to_owner(source, known)).collect()),
             2 => Content::Page(draw::page(source, known)),
             3 => Content::ToPeer(draw::to_peer(source, known)),
             4 => Content::Groups((0..count).map(|_| draw::group_news(source)).collect()),
+            5 => Content::Credit((0..count).map(|_| draw::credit_news(source)).collect()),
             _ => Content::Relay {
                 asker: AskerId(source.below(4).into()),
                 request: RequestId(source.below(8).into()),

@@ -4,6 +4,7 @@
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_generate::Source;
+use lunette_kvstore_proto::credit::CreditNews;
 use lunette_kvstore_proto::groups::GroupNews;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
@@ -12,6 +13,7 @@ use lunette_kvstore_proto::message::directory::{
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::retention::GroupId;
+use lunette_kvstore_proto::tenant::TenantTag;
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Tombstone, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 
@@ -41,6 +43,32 @@ pub(crate) fn group_news(source: &mut impl Source) -> GroupNews {
         1 => GroupNews::Left { group },
         2 => GroupNews::Broken { group },
         _ => GroupNews::Part { group },
+    }
+}
+
+/// Of one of two tenants, in amounts that meet their quotas, and others.
+pub(crate) fn credit_news(source: &mut impl Source) -> CreditNews {
+    let tenant = TenantTag(u64::from(source.below(2)));
+    let number = u64::from(source.u8());
+    let mut bytes = || match source.below(4) {
+        0 => u64::MAX,
+        _ => u64::from(source.u8()) << 12,
+    };
+    let (one, other) = (bytes(), bytes());
+    match source.below(3) {
+        0 => CreditNews::Use {
+            tenant,
+            number,
+            have_bytes: one,
+            want_bytes: other,
+        },
+        1 => CreditNews::Lent {
+            tenant,
+            number,
+            max_bytes: one,
+            is_last: source.below(2) == 0,
+        },
+        _ => CreditNews::Wanted { tenant },
     }
 }
 

@@ -18,6 +18,7 @@
 //! |---|---|
 //! | [`key`] | valid keys and their 128-bit fingerprints |
 //! | [`tenant`] | names that keep keys, groups and shares of memory apart |
+//! | [`credit`] | quotas of tenants: who may have how much of which core's memory |
 //! | [`retention`] | what a writer wishes of how an object is kept in memory |
 //! | [`version`] | versions, and which of several copies lives |
 //! | [`placement`] | the home of a key: a core of a node; owners for its copies |
@@ -40,6 +41,7 @@
 
 mod answered;
 pub mod asker;
+pub mod credit;
 pub mod extent;
 pub mod filled;
 pub mod groups;

@@ -28,6 +28,7 @@
 //! | [`Op::Fill`] | [`directory::FillMessage`] | empty | of the request |
 //! | [`Op::Commit`] | [`directory::CommitMessage`] | [`WriteAnswer`](crate::owner::WriteAnswer) | none |
 //! | [`Op::Revoke`] | [`directory::RevokeMessage`] | empty | none |
+//! | [`Op::Quota`] | [`directory::QuotaMessage`] | [`directory::QuotaReply`] | none |
 //! | [`Op::Clear`] | [`directory::ClearMessage`] | [`directory::ClearReply`] | none |
 //! | [`Op::Peek`] | [`directory::PeekMessage`] | [`directory::PeekReply`] | none |
 //! | [`Op::Meet`] | [`directory::MeetMessage`] | [`directory::MeetReply`] | none |

@@ -29,6 +29,7 @@ use lunette_runtime_core::time::Time;
 use slab::Slab;
 use thiserror::Error;
 
+use crate::credit::Credit;
 use crate::key::Fingerprint;
 use crate::message::directory::CopyPlace;
 use crate::retention::{Pin, Retention};
@@ -38,7 +39,7 @@ use crate::tenant::TenantTag;
 
 pub use order::{SPARED_FOR, STANDS_BY};
 use pinned::Until;
-use shares::{ShareId, Shares};
+use shares::{OverCredit, ShareId, Shares};
 pub use shares::{TENANTS_MAX, TenantUse};
 
 /// Most copies that are asked to leave together. It bounds the time that eviction takes from its core.
@@ -66,6 +67,29 @@ pub enum NoRoom {
         /// The longest extent that ever fits.
         max_bytes: u64,
     },
+    /// Its tenant may have no more: it is let go of something of its own, or may have more soon.
+    #[error("{needed_bytes} bytes more, where {used_bytes} of {max_bytes} are used")]
+    OverCredit {
+        /// The length of the extent.
+        needed_bytes: u64,
+        /// What the tenant has here.
+        used_bytes: u64,
+        /// What it may have here.
+        max_bytes: u64,
+        /// Whether more cannot be had.
+        is_last: bool,
+    },
+    /// Its tenant may have no more, and what it has pinned for ever leaves too little: some of that has to be removed first,
+    /// or the quota raised.
+    #[error("{needed_bytes} bytes more, where {pinned_bytes} of {max_bytes} are pinned")]
+    OverQuota {
+        /// The length of the extent.
+        needed_bytes: u64,
+        /// What the tenant has pinned for ever here.
+        pinned_bytes: u64,
+        /// What it may have here.
+        max_bytes: u64,
+    },
     /// It was to be pinned for ever, and too much is: some of that has to be removed first.
     #[error("{needed_bytes} bytes to be pinned, where of {max_bytes} {pinned_bytes} are")]
     Pinned {
@@ -82,7 +106,7 @@ impl NoRoom {
     /// Whether the same may fit later.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
-        matches!(self, Self::Full { .. })
+        matches!(self, Self::Full { .. } | Self::OverCredit { .. })
     }
 }
 
@@ -102,7 +126,6 @@ struct Entry {
     extent_bytes: u32,
     /// As its writer wished.
     pin: Pin,
-    /// Of which it is, from when it is a copy on.
     share: ShareId,
 }
 
@@ -113,8 +136,6 @@ pub struct Arrival {
     pub stands_by: bool,
     /// What its writer knows and wishes.
     pub retention: Retention,
-    /// Whose it is.
-    pub tenant: TenantTag,
 }
 
 /// What it holds.
@@ -181,12 +202,28 @@ impl Residence {
         self.shares.uses()
     }
 
-    /// An entry for an extent that is to be filled and pinned so: end it with [`reside`](Self::reside) or
-    /// [`discard`](Self::discard).
+    /// What a tenant may have here from now on; `None`: whatever others leave it. What it has beyond that is to leave.
+    pub fn set_credit(&mut self, tenant: TenantTag, credit: Option<Credit>) {
+        self.shares.set_credit(tenant, credit);
+    }
+
+    /// Bytes of all entries of a tenant with a quota.
+    #[must_use]
+    pub fn charged_bytes(&self, tenant: TenantTag) -> u64 {
+        self.shares.charged_bytes(tenant)
+    }
+
+    /// An entry for an extent of this tenant's, that is to be filled and pinned so: end it with [`reside`](Self::reside)
+    /// or [`discard`](Self::discard).
     ///
     /// # Errors
     /// [`NoRoom`]; if room can be made, it is wanted from now on.
-    pub fn admit(&mut self, extent_bytes: u32, pin: Pin) -> Result<EntryId, NoRoom> {
+    pub fn admit(
+        &mut self,
+        extent_bytes: u32,
+        pin: Pin,
+        tenant: TenantTag,
+    ) -> Result<EntryId, NoRoom> {
         let needed_bytes = u64::from(extent_bytes);
         let max_bytes = self.limits.high_watermark_bytes();
         if needed_bytes > max_bytes {
@@ -197,6 +234,7 @@ impl Residence {
             });
         }
         self.check_pin(needed_bytes, pin)?;
+        self.check_credit(needed_bytes, tenant)?;
         let is_full = self.stats.entries >= self.limits.entries_max() as u64;
         if is_full || self.stats.used_bytes + needed_bytes > max_bytes {
             self.stats.refused += 1;
@@ -219,12 +257,43 @@ impl Residence {
             generation,
             extent_bytes,
             pin,
-            share: ShareId::default(),
+            share: self.shares.admit(tenant, needed_bytes, pin),
         };
         let slot_index = u32::try_from(self.slots.insert(entry)).expect("entries are bounded");
         Ok(EntryId {
             slot_index,
             generation,
+        })
+    }
+
+    fn check_credit(&mut self, needed_bytes: u64, tenant: TenantTag) -> Result<(), NoRoom> {
+        let Err(over) = self.shares.check(tenant, needed_bytes) else {
+            return Ok(());
+        };
+        let OverCredit {
+            used_bytes,
+            pinned_bytes,
+            credit,
+        } = over;
+        self.stats.refused += 1;
+        if needed_bytes > credit.quota_bytes {
+            return Err(NoRoom::TooLarge {
+                needed_bytes,
+                max_bytes: credit.quota_bytes,
+            });
+        }
+        if credit.is_last && pinned_bytes > 0 && pinned_bytes + needed_bytes > credit.max_bytes {
+            return Err(NoRoom::OverQuota {
+                needed_bytes,
+                pinned_bytes,
+                max_bytes: credit.max_bytes,
+            });
+        }
+        Err(NoRoom::OverCredit {
+            needed_bytes,
+            used_bytes,
+            max_bytes: credit.max_bytes,
+            is_last: credit.is_last,
         })
     }
 
@@ -257,7 +326,7 @@ impl Residence {
         let entry = self.entry_mut(id);
         assert!(entry.state == State::Arriving, "{id:?} is not arriving");
         entry.state = State::Resident(place);
-        let extent_bytes = entry.extent_bytes;
+        let (extent_bytes, share) = (entry.extent_bytes, entry.share);
         let pin = if mutant::is_on(Mutant::HardPinIgnored) {
             Pin::None
         } else {
@@ -269,8 +338,7 @@ impl Residence {
             is_last: arrival.retention.is_last,
             ..Use::default()
         };
-        let share = self.shares.come(arrival.tenant, extent_bytes.into());
-        self.slots[id.slot_index as usize].share = share;
+        self.shares.come(share, extent_bytes.into());
         let order = self.shares.order(share);
         order.insert(id.slot_index, place.key.low(), used);
         if let Some(until) = Until::of(now, pin) {
@@ -295,10 +363,10 @@ impl Residence {
     /// # Panics
     /// If the entry is not arriving.
     pub fn discard(&mut self, id: EntryId) {
-        assert!(
-            self.entry_mut(id).state == State::Arriving,
-            "{id:?} is not arriving"
-        );
+        let entry = self.entry_mut(id);
+        assert!(entry.state == State::Arriving, "{id:?} is not arriving");
+        let (bytes, share) = (u64::from(entry.extent_bytes), entry.share);
+        self.shares.discard(share, bytes);
         self.release(id.slot_index);
     }
 
@@ -377,7 +445,6 @@ impl Residence {
             }
             State::Arriving | State::Dying => unreachable!("{place:?} is {:?}", entry.state),
         }
-        self.shares.gone(share);
         entry.state = State::Dying;
         let (pins, generation) = (entry.pins, entry.generation);
         if pins > 0 {
@@ -400,7 +467,7 @@ impl Residence {
         })
     }
 
-    /// Copies that are to leave now, of the tenant that has most, those first that are least likely to be used again: at most
+    /// Copies that are to leave now, of tenants that have more than they may, and then of the one that has most, those first that are least likely to be used again: at most
     /// [`LEAVE_PER_TURN_MAX`]. They are told once: say [`leave`](Self::leave) for each that does, and
     /// [`spare`](Self::spare) for each that cannot. If none could, ask again, with `asks_again` the first time only:
     /// then those are told that could not leave a while ago, if there are no others.
@@ -408,14 +475,19 @@ impl Residence {
     pub fn victims(&mut self, now: Time, asks_again: bool) -> Vec<CopyPlace> {
         let mut victims = Vec::new();
         let (mut bytes, mut entries) = (self.excess_bytes(), self.excess_entries());
-        if (bytes, entries) == (0, 0) {
+        if (bytes, entries) == (0, 0) && !self.shares.is_over() {
             return victims;
         }
         let slots = &self.slots;
         self.shares.begin(now, |id| is_resident(slots, id));
-        while (bytes, entries) != (0, 0) && victims.len() < LEAVE_PER_TURN_MAX {
+        while victims.len() < LEAVE_PER_TURN_MAX {
             let asks_again = asks_again && victims.is_empty();
-            let next = self.shares.next(asks_again, |id| is_resident(slots, id));
+            let mut next = self
+                .shares
+                .next_over(asks_again, |id| is_resident(slots, id));
+            if next.is_none() && (bytes, entries) != (0, 0) {
+                next = self.shares.next(asks_again, |id| is_resident(slots, id));
+            }
             let Some((share, slot_index)) = next else {
                 break;
             };
@@ -433,6 +505,7 @@ impl Residence {
 
     /// Whether it is time to make room, so that the next writes find some: less than half of what lies
     /// between the watermarks is left, or [`TIGHT_BYTES_MAX`] beyond the low one are taken.
+    /// See also [`is_tight_for`](Self::is_tight_for).
     #[must_use]
     pub fn is_tight(&self) -> bool {
         let limits = &self.limits;
@@ -441,6 +514,13 @@ impl Residence {
         let is_short_of_bytes = self.staying_bytes() > tight;
         let (low, high) = (limits.low_watermark_entries(), limits.entries_max());
         is_short_of_bytes || self.staying_entries() > low.midpoint(high) as u64
+    }
+
+    /// As [`is_tight`](Self::is_tight), or of what the tenant of this entry may have.
+    #[must_use]
+    pub fn is_tight_for(&self, id: EntryId) -> bool {
+        let entry = self.slots.get(id.slot_index as usize);
+        self.is_tight() || entry.is_some_and(|entry| self.shares.is_tight(entry.share))
     }
 
     const fn staying_bytes(&self) -> u64 {
@@ -529,6 +609,7 @@ impl Residence {
         if entry.pin == Pin::Hard {
             self.stats.hard_pinned_bytes -= bytes;
         }
+        self.shares.release(entry.share, bytes, entry.pin);
     }
 }
 

@@ -4,6 +4,7 @@
 
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::Epoch;
+use lunette_kvstore_proto::credit::CreditNews;
 use lunette_kvstore_proto::groups::GroupNews;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
@@ -14,6 +15,7 @@ use lunette_kvstore_proto::message::directory::{
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::retention::{GroupId, Parent};
+use lunette_kvstore_proto::tenant::TenantTag;
 use lunette_kvstore_proto::version::{
     COPIES_WANTED_MAX, CopyInfo, Form, Generation, Tombstone, Version, WriteKind,
 };
@@ -243,6 +245,7 @@ fn message() -> impl Strategy<Value = SeatMessage> {
         page().prop_map(Content::Page),
         to_peer().prop_map(Content::ToPeer),
         vec(group_news(), 0..9).prop_map(Content::Groups),
+        vec(credit_news(), 0..9).prop_map(Content::Credit),
         relay(),
     ];
     (any::<u64>(), seat(), seat(), content)
@@ -339,6 +342,29 @@ fn group_news() -> impl Strategy<Value = GroupNews> {
             _ => GroupNews::Part { group },
         }
     })
+}
+
+fn credit_news() -> impl Strategy<Value = CreditNews> {
+    (any::<[u64; 4]>(), any::<bool>(), 0..3).prop_map(
+        |([tenant, number, one, other], is, which)| {
+            let tenant = TenantTag(tenant);
+            match which {
+                0 => CreditNews::Use {
+                    tenant,
+                    number,
+                    have_bytes: one,
+                    want_bytes: other,
+                },
+                1 => CreditNews::Lent {
+                    tenant,
+                    number,
+                    max_bytes: one,
+                    is_last: is,
+                },
+                _ => CreditNews::Wanted { tenant },
+            }
+        },
+    )
 }
 
 fn relay() -> impl Strategy<Value = Content> {

@@ -9,6 +9,7 @@ use lunette_kvstore_proto::message::directory::CopyPlace;
 use lunette_kvstore_proto::residence::{Arrival, HARD_PINNED_SHARE, NoRoom, Residence};
 use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::shard::ShardLimits;
+use lunette_kvstore_proto::tenant::TenantTag;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime_core::time::Time;
 use proptest::collection::vec;
@@ -105,7 +106,7 @@ impl World {
     }
 
     fn keep(&mut self, pin: Pin) {
-        match self.memory.admit(EXTENT_BYTES, pin) {
+        match self.memory.admit(EXTENT_BYTES, pin, TenantTag::DEFAULT) {
             Ok(id) => {
                 let number = self.next;
                 self.next += 1;

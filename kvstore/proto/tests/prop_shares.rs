@@ -95,15 +95,11 @@ fn run(steps: Vec<Step>) -> Result<(), TestCaseError> {
     for step in steps {
         match step {
             Step::Keep(tenant, bytes) => {
-                let Ok(id) = memory.admit(bytes, Pin::None) else {
+                let Ok(id) = memory.admit(bytes, Pin::None, TenantTag(tenant)) else {
                     continue;
                 };
                 model.numbers += 1;
-                let arrival = Arrival {
-                    tenant: TenantTag(tenant),
-                    ..Arrival::default()
-                };
-                memory.reside(Time::ZERO, id, place(model.numbers), arrival);
+                memory.reside(Time::ZERO, id, place(model.numbers), Arrival::default());
                 model.objects.insert(model.numbers, (tenant, bytes, false));
             }
             Step::Read(nth) => {

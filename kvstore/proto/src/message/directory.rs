@@ -15,6 +15,7 @@
 //! | [`ReserveMessage`], [`FillMessage`], [`CommitMessage`], [`RevokeMessage`] | asker | owner |
 //! | [`ReplicaMessage`] | owner | owner |
 //! | [`ClearMessage`] | asker | any member |
+//! | [`QuotaMessage`] | asker | any member: quotas of tenants, and changes of them |
 //! | [`ListMessage`] | asker | owner: keys of what it has |
 //! | [`PeekMessage`] | asker | home: lookups that never wait |
 //! | [`MeetMessage`], [`NearWish`] | asker | owner or home on its host |
@@ -43,6 +44,7 @@ mod page;
 mod peek;
 mod peer;
 mod pulled;
+mod quota;
 mod reserved;
 mod scatter;
 mod to_home;
@@ -65,6 +67,7 @@ pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peek::{PEEKS_MAX, Peek, PeekMessage, PeekReply};
 pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};
 pub use pulled::PullWish;
+pub use quota::{QuotaMessage, QuotaReply, QuotaUse};
 pub use reserved::{
     CommitMessage, FillMessage, KEEP_MS_MAX, ReservationId, ReserveMessage, ReserveReply,
     RevokeMessage,

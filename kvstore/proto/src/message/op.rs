@@ -72,6 +72,8 @@ pub enum Op {
     List = 32,
     /// As [`Write`](Self::Write), of small objects of many keys in one request.
     Scatter = 33,
+    /// Quotas of tenants, and to change one.
+    Quota = 34,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -85,7 +87,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 34] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -119,6 +121,7 @@ impl Op {
         Self::WritePulled,
         Self::List,
         Self::Scatter,
+        Self::Quota,
     ];
 
     /// Its code on the wire.
@@ -170,7 +173,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=33).collect();
+        let expected: Vec<u16> = (1..=34).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

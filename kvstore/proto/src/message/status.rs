@@ -49,13 +49,17 @@ pub enum Status {
     PinnedFull,
     /// The answer does not go in a message: the same is to be asked over the connection.
     OverConnection,
+    /// The tenant has pinned so much for ever that what it may have leaves too little: of that something has to be removed first.
+    OverQuota,
+    /// As many tenants as may have quotas have one.
+    TooManyQuotas,
     /// A status of a later version, by its code.
     Other(u16),
 }
 
 impl Status {
     /// All statuses that this version knows; the code of each is its index.
-    pub const KNOWN: [Self; 22] = [
+    pub const KNOWN: [Self; 24] = [
         Self::Ok,
         Self::NotFound,
         Self::Touched,
@@ -78,6 +82,8 @@ impl Status {
         Self::PushFailed,
         Self::PinnedFull,
         Self::OverConnection,
+        Self::OverQuota,
+        Self::TooManyQuotas,
     ];
 
     /// Its code on the wire.
@@ -106,6 +112,8 @@ impl Status {
             Self::PushFailed => 19,
             Self::PinnedFull => 20,
             Self::OverConnection => 21,
+            Self::OverQuota => 22,
+            Self::TooManyQuotas => 23,
             Self::Other(code) => code,
         }
     }
@@ -146,6 +154,8 @@ impl Status {
             | Self::Pushed
             | Self::PinnedFull
             | Self::OverConnection
+            | Self::OverQuota
+            | Self::TooManyQuotas
             | Self::Other(_) => false,
         }
     }
@@ -181,7 +191,7 @@ mod tests {
 
     #[test]
     fn back_pressure_is_retryable() {
-        let statuses = || (0..=21).map(Status::from_code);
+        let statuses = || (0..=23).map(Status::from_code);
         assert!(
             statuses()
                 .filter(|status| status.is_backpressure())

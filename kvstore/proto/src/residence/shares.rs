@@ -7,16 +7,27 @@
 //!
 //! Pins, and what stands by, hold within that: they outlast all else of those who have more than an equal share. What
 //! those who have less than that have goes last.
+//!
+//! A tenant with a quota has [`Credit`] besides, and never takes more: what it wants beyond that, it makes room for by
+//! itself, whatever others leave free.
 
 use lunette_runtime_core::time::Time;
 
+use super::TIGHT_BYTES_MAX;
 use super::order::Order;
+use crate::credit::{Credit, QUOTAS_MAX};
+use crate::retention::Pin;
 use crate::shard::{EntryId, ShardLimits};
 use crate::tenant::TenantTag;
 
-/// Most tenants whose shares one core tells apart. Those that come while there are so many have theirs together with the
-/// default tenant's; a tenant that has nothing makes room for another.
+/// Most tenants whose shares one core tells apart, besides those with quotas. Those that come while there are so many have
+/// theirs together with the default tenant's; a tenant that has nothing makes room for another.
 pub const TENANTS_MAX: usize = 32;
+/// Most shares: tenants without quotas, and with.
+const SHARES_MAX: usize = TENANTS_MAX + QUOTAS_MAX;
+/// One such part of what it may have is kept free by a tenant that can have no more, but at most [`TIGHT_BYTES_MAX`]: so
+/// that what it puts next finds room.
+const FREE_SHARE: u64 = 16;
 /// What a tenant other than the default one is remembered by, of what left: one such part of what that one is.
 const REMEMBERED_SHARE: u64 = 8;
 
@@ -62,8 +73,18 @@ struct Share {
     staying: Size,
     /// What of that has been told to leave since room began to be made.
     told: Size,
-    /// Copies that are here, also those that leave.
-    copies: u64,
+    /// Bytes that were to be told then for the sake of its credit.
+    to_tell_bytes: u64,
+    /// Of what is being written.
+    arriving_bytes: u64,
+    /// Of all entries that are not released: it is these that are paid for.
+    charged: Size,
+    /// Of those that are pinned for ever.
+    pinned_bytes: u64,
+    /// What it may have, if it has a quota.
+    credit: Option<Credit>,
+    /// Bytes that a write of it was refused for, while it may have no more.
+    wanted_bytes: u64,
 }
 
 impl Share {
@@ -77,9 +98,56 @@ impl Share {
             order,
             staying: NONE,
             told: NONE,
-            copies: 0,
+            to_tell_bytes: 0,
+            arriving_bytes: 0,
+            charged: NONE,
+            pinned_bytes: 0,
+            credit: None,
+            wanted_bytes: 0,
         }
     }
+
+    /// Bytes that are here, and are not leaving.
+    const fn remaining_bytes(&self) -> u64 {
+        self.arriving_bytes + self.staying.bytes
+    }
+
+    /// Bytes that are to leave so that so many are free of what it may have.
+    fn excess_bytes(&self, free_bytes: u64) -> u64 {
+        self.credit.map_or(0, |credit| {
+            let target = credit.max_bytes.saturating_sub(free_bytes);
+            self.remaining_bytes().saturating_sub(target)
+        })
+    }
+
+    /// Bytes that are to leave for the sake of its credit.
+    fn over_bytes(&self) -> u64 {
+        let ahead = self
+            .credit
+            .filter(|_| self.is_tight())
+            .map_or(0, free_bytes);
+        self.excess_bytes(ahead.max(self.wanted_bytes))
+    }
+
+    /// Whether it is time to make room, so that what it puts next finds some.
+    fn is_tight(&self) -> bool {
+        self.credit.is_some_and(|credit| {
+            let left = credit.max_bytes.saturating_sub(self.remaining_bytes());
+            credit.is_last && left < free_bytes(credit) / 2
+        })
+    }
+}
+
+fn free_bytes(credit: Credit) -> u64 {
+    (credit.max_bytes / FREE_SHARE).min(TIGHT_BYTES_MAX)
+}
+
+/// More than a tenant may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct OverCredit {
+    pub(super) used_bytes: u64,
+    pub(super) pinned_bytes: u64,
+    pub(super) credit: Credit,
 }
 
 /// See the [module](self). The first share is the default tenant's.
@@ -119,33 +187,117 @@ impl Shares {
     }
 
     fn found(&mut self, tenant: TenantTag) -> usize {
-        let new = || Share::new(tenant, Order::new(0, self.memory.bytes / REMEMBERED_SHARE));
-        if self.all.len() < TENANTS_MAX {
-            let new = new();
-            self.all.push(new);
-            return self.all.len() - 1;
+        let unpaid = self.all.iter().filter(|share| share.credit.is_none());
+        if unpaid.count() < TENANTS_MAX && self.all.len() < SHARES_MAX {
+            self.add(tenant)
+        } else {
+            self.replace(tenant).unwrap_or(0)
         }
+    }
+
+    fn add(&mut self, tenant: TenantTag) -> usize {
+        let new = self.empty(tenant);
+        self.all.push(new);
+        self.all.len() - 1
+    }
+
+    /// The share takes the place of one that has nothing.
+    fn replace(&mut self, tenant: TenantTag) -> Option<usize> {
         let others = self.all.iter().skip(1);
-        let empty = others.clone().position(|share| share.copies == 0);
-        empty.map_or(0, |index| {
-            let new = new();
-            self.all[index + 1] = new;
-            index + 1
+        let is_unused = |share: &Share| share.charged.entries == 0 && share.credit.is_none();
+        let unused = others.clone().position(is_unused)?;
+        self.all[unused + 1] = self.empty(tenant);
+        Some(unused + 1)
+    }
+
+    fn empty(&self, tenant: TenantTag) -> Share {
+        Share::new(tenant, Order::new(0, self.memory.bytes / REMEMBERED_SHARE))
+    }
+
+    /// What a tenant may have; `None`: whatever others leave it. One that is among others so far has a share of its own
+    /// from now on: what it has already stays with theirs.
+    pub(super) fn set_credit(&mut self, tenant: TenantTag, credit: Option<Credit>) {
+        let known = self.all.iter().position(|share| share.tenant == tenant);
+        let index = match (known, credit) {
+            (Some(index), _) => index,
+            (None, None) => return,
+            (None, Some(_)) if self.all.len() < SHARES_MAX => self.add(tenant),
+            (None, Some(_)) => match self.replace(tenant) {
+                Some(index) => index,
+                // So many have just lost their quotas, and still have something: it is tried again.
+                None => return,
+            },
+        };
+        let share = &mut self.all[index];
+        share.credit = credit;
+        if credit.is_none_or(|credit| !credit.is_last) {
+            share.wanted_bytes = 0;
+        }
+    }
+
+    /// Bytes of all entries of this tenant that are not released, where it has a share of its own.
+    pub(super) fn charged_bytes(&self, tenant: TenantTag) -> u64 {
+        let share = self.all.iter().find(|share| share.tenant == tenant);
+        share.map_or(0, |share| share.charged.bytes)
+    }
+
+    /// Whether this tenant may have so many bytes more. Where it has all it may have, that is wanted from now on.
+    pub(super) fn check(&mut self, tenant: TenantTag, bytes: u64) -> Result<(), OverCredit> {
+        let share = self.all.iter_mut().find(|share| share.tenant == tenant);
+        let Some(share) = share else {
+            return Ok(());
+        };
+        let Some(credit) = share.credit else {
+            return Ok(());
+        };
+        let used_bytes = share.charged.bytes;
+        if used_bytes + bytes <= credit.max_bytes {
+            if bytes >= share.wanted_bytes {
+                share.wanted_bytes = 0;
+            }
+            return Ok(());
+        }
+        if credit.is_last && bytes <= credit.max_bytes {
+            share.wanted_bytes = share.wanted_bytes.max(bytes);
+        }
+        Err(OverCredit {
+            used_bytes,
+            pinned_bytes: share.pinned_bytes,
+            credit,
         })
     }
 
-    /// A copy of this tenant's is here from now on. Whose share it is of.
-    pub(super) fn come(&mut self, tenant: TenantTag, bytes: u64) -> ShareId {
+    /// An entry of this tenant's is here from now on, which is being written. Whose share it is of.
+    pub(super) fn admit(&mut self, tenant: TenantTag, bytes: u64, pin: Pin) -> ShareId {
         let id = self.id_of(tenant);
         let share = &mut self.all[usize::from(id.0)];
-        share.copies += 1;
-        share.staying.add(bytes);
+        share.arriving_bytes += bytes;
+        share.charged.add(bytes);
+        if pin == Pin::Hard {
+            share.pinned_bytes += bytes;
+        }
         id
+    }
+
+    /// What was being written will not be a copy.
+    pub(super) fn discard(&mut self, id: ShareId, bytes: u64) {
+        self.all[usize::from(id.0)].arriving_bytes -= bytes;
+    }
+
+    /// What was being written is a copy from now on.
+    pub(super) fn come(&mut self, id: ShareId, bytes: u64) {
+        let share = &mut self.all[usize::from(id.0)];
+        share.arriving_bytes -= bytes;
+        share.staying.add(bytes);
     }
 
     /// One that stayed leaves.
     pub(super) fn leave(&mut self, id: ShareId, bytes: u64) {
-        self.all[usize::from(id.0)].staying.take(bytes);
+        let share = &mut self.all[usize::from(id.0)];
+        share.staying.take(bytes);
+        if share.excess_bytes(share.wanted_bytes) == 0 {
+            share.wanted_bytes = 0;
+        }
     }
 
     /// One that left stays.
@@ -153,9 +305,23 @@ impl Shares {
         self.all[usize::from(id.0)].staying.add(bytes);
     }
 
-    /// A copy has [left](Self::leave), and is no more.
-    pub(super) fn gone(&mut self, id: ShareId) {
-        self.all[usize::from(id.0)].copies -= 1;
+    /// An entry is no more.
+    pub(super) fn release(&mut self, id: ShareId, bytes: u64, pin: Pin) {
+        let share = &mut self.all[usize::from(id.0)];
+        share.charged.take(bytes);
+        if pin == Pin::Hard {
+            share.pinned_bytes -= bytes;
+        }
+    }
+
+    /// Whether the share is short of what its tenant may have.
+    pub(super) fn is_tight(&self, id: ShareId) -> bool {
+        self.all[usize::from(id.0)].is_tight()
+    }
+
+    /// Whether a tenant has more than it may.
+    pub(super) fn is_over(&self) -> bool {
+        self.all.iter().any(|share| share.over_bytes() > 0)
     }
 
     /// The order of those that are of this share.
@@ -172,8 +338,25 @@ impl Shares {
     pub(super) fn begin(&mut self, now: Time, is_resident: impl Fn(EntryId) -> bool + Copy) {
         for share in &mut self.all {
             share.told = Size::default();
+            share.to_tell_bytes = share.over_bytes();
             share.order.begin(now, is_resident);
         }
+    }
+
+    /// Who leaves next of a tenant that has more than it may, and of whose share it is. [`told`](Self::told) is to be said
+    /// of it.
+    pub(super) fn next_over(
+        &mut self,
+        asks_again: bool,
+        is_resident: impl Fn(EntryId) -> bool + Copy,
+    ) -> Option<(ShareId, u32)> {
+        let over = (0..).map(ShareId).zip(&mut self.all);
+        let over = over.filter(|(_, share)| share.told.bytes < share.to_tell_bytes);
+        over.into_iter().find_map(|(id, share)| {
+            let next = share.order.ordinary(asks_again, is_resident);
+            let next = next.or_else(|| share.order.last_resort());
+            next.map(|slot_index| (id, slot_index))
+        })
     }
 
     /// Who leaves next, as [`Order::ordinary`] and, where there is none, [`Order::last_resort`] say, and of whose share it

@@ -30,7 +30,9 @@ fn memory(entries_max: usize) -> Residence {
 }
 
 fn keep(memory: &mut Residence, number: u64, bytes: u32) -> EntryId {
-    let id = memory.admit(bytes, Pin::None).expect("room");
+    let id = memory
+        .admit(bytes, Pin::None, TenantTag::DEFAULT)
+        .expect("room");
     memory.reside(Time::ZERO, id, place(number), Arrival::default());
     id
 }
@@ -70,7 +72,7 @@ fn who_finds_no_room_is_refused_until_enough_has_left() {
     }
     let needed_bytes = 450;
     assert_eq!(
-        memory.admit(450, Pin::None),
+        memory.admit(450, Pin::None, TenantTag::DEFAULT),
         Err(NoRoom::Full { needed_bytes })
     );
     let victims = memory.victims(Time::ZERO, true);
@@ -80,18 +82,21 @@ fn who_finds_no_room_is_refused_until_enough_has_left() {
     }
     assert_eq!(memory.victims(Time::ZERO, true), []);
     assert_eq!(
-        memory.admit(450, Pin::None),
+        memory.admit(450, Pin::None, TenantTag::DEFAULT),
         Err(NoRoom::Full { needed_bytes })
     );
     for victim in victims {
         assert!(memory.free(victim).is_some());
     }
-    assert!(memory.admit(450, Pin::None).is_ok());
+    assert!(memory.admit(450, Pin::None, TenantTag::DEFAULT).is_ok());
     let too_large = NoRoom::TooLarge {
         needed_bytes: 1001,
         max_bytes: 1000,
     };
-    assert_eq!(memory.admit(1001, Pin::None), Err(too_large));
+    assert_eq!(
+        memory.admit(1001, Pin::None, TenantTag::DEFAULT),
+        Err(too_large)
+    );
     assert!(!too_large.is_retryable());
 }
 
@@ -118,13 +123,13 @@ fn entries_are_bounded_like_bytes() {
     keep(&mut memory, 0, 10);
     keep(&mut memory, 1, 10);
     assert_eq!(
-        memory.admit(10, Pin::None),
+        memory.admit(10, Pin::None, TenantTag::DEFAULT),
         Err(NoRoom::Full { needed_bytes: 10 })
     );
     assert_eq!(memory.victims(Time::ZERO, true), [place(0)]);
     memory.leave(place(0));
     memory.free(place(0));
-    assert!(memory.admit(10, Pin::None).is_ok());
+    assert!(memory.admit(10, Pin::None, TenantTag::DEFAULT).is_ok());
 }
 
 #[test]
@@ -172,7 +177,9 @@ fn fragmented_memory_makes_more_leave_than_bytes_alone() {
     for number in 0..3 {
         keep(&mut memory, number, 100);
     }
-    let id = memory.admit(150, Pin::None).expect("room");
+    let id = memory
+        .admit(150, Pin::None, TenantTag::DEFAULT)
+        .expect("room");
     memory.discard(id);
     memory.want(150);
     assert_eq!(memory.victims(Time::ZERO, true), [place(0), place(1)]);
@@ -187,10 +194,13 @@ fn what_is_read_is_released_when_it_is_read() {
     assert_eq!(memory.free(place(0)), None);
     assert_eq!(memory.free(place(0)), None, "it is freed once");
     assert_eq!(memory.find(place(0)), None);
-    assert!(memory.admit(600, Pin::None).is_err(), "its bytes count");
+    assert!(
+        memory.admit(600, Pin::None, TenantTag::DEFAULT).is_err(),
+        "its bytes count"
+    );
     assert!(!memory.unpin(id));
     assert!(memory.unpin(id), "released");
-    assert!(memory.admit(600, Pin::None).is_ok());
+    assert!(memory.admit(600, Pin::None, TenantTag::DEFAULT).is_ok());
 }
 
 #[test]
@@ -303,7 +313,9 @@ fn what_is_removed_is_forgotten_and_what_left_is_not() {
 }
 
 fn keep_part(memory: &mut Residence, now: Time, number: u64) {
-    let id = memory.admit(100, Pin::None).expect("room");
+    let id = memory
+        .admit(100, Pin::None, TenantTag::DEFAULT)
+        .expect("room");
     let arrival = Arrival {
         stands_by: true,
         ..Arrival::default()
@@ -316,7 +328,9 @@ fn the_last_of_many_batches_leave_first_if_they_are_not_used_again() {
     let mut memory = memory(100);
     let keep_batch = |memory: &mut Residence, first: u64| {
         for number in first..first + 4 {
-            let id = memory.admit(100, Pin::None).expect("room");
+            let id = memory
+                .admit(100, Pin::None, TenantTag::DEFAULT)
+                .expect("room");
             let arrival = Arrival {
                 retention: Retention {
                     is_last: number == first + 3,
@@ -340,7 +354,10 @@ fn the_last_of_many_batches_leave_first_if_they_are_not_used_again() {
     }
     keep_batch(&mut memory, 100_000);
     keep_batch(&mut memory, 200_000);
-    assert!(memory.admit(600, Pin::None).is_err(), "four are wanted");
+    assert!(
+        memory.admit(600, Pin::None, TenantTag::DEFAULT).is_err(),
+        "four are wanted"
+    );
     let told = memory.victims(Time::ZERO, true);
     assert_eq!(told, [100_003, 200_003, 100_000, 100_001].map(place));
 }
@@ -356,7 +373,7 @@ fn parts_leave_after_all_others_until_their_object_must_have_come() {
     let read = memory.pin(place(0)).expect("here");
     assert!(!memory.unpin(read));
     assert!(
-        memory.admit(950, Pin::None).is_err(),
+        memory.admit(950, Pin::None, TenantTag::DEFAULT).is_err(),
         "all but 50 bytes are wanted"
     );
     let told = memory.victims(Time::ZERO, true);
@@ -431,10 +448,14 @@ fn what_is_no_more_does_not_stand_by() {
 #[test]
 fn a_write_that_is_given_up_leaves_nothing() {
     let mut memory = memory(100);
-    let id = memory.admit(1000, Pin::None).expect("room");
+    let id = memory
+        .admit(1000, Pin::None, TenantTag::DEFAULT)
+        .expect("room");
     memory.discard(id);
     assert_eq!(memory.stats().used_bytes, 0);
     assert_eq!(memory.victims(Time::ZERO, true), []);
-    let other = memory.admit(1000, Pin::None).expect("room");
+    let other = memory
+        .admit(1000, Pin::None, TenantTag::DEFAULT)
+        .expect("room");
     assert_ne!(id, other, "an id goes stale");
 }

@@ -14,6 +14,7 @@ use super::wire::{Decoder, Encoder, Wire, put_all, take_all, unknown, variants};
 #[cfg(feature = "next-version")]
 use super::wire::{put_since, take_since};
 use super::{Answer, Ask, AskerId, CopyPage, ToHome, ToOwner, ToPeer};
+use crate::credit::CreditNews;
 use crate::groups::GroupNews;
 use crate::message::{FormatVersion, MessageFault};
 use crate::placement::Seat;
@@ -44,6 +45,8 @@ pub enum Content {
     },
     /// Between owners and homes of groups: at most [`ITEMS_MAX`].
     Groups(Vec<GroupNews>),
+    /// Between owners and homes of tenants: at most [`ITEMS_MAX`].
+    Credit(Vec<CreditNews>),
 }
 
 /// A message between seats.
@@ -90,6 +93,11 @@ variants!(GroupNews {
     2 => Broken { group },
     3 => Part { group },
 });
+variants!(CreditNews {
+    0 => Use { tenant, number, have_bytes, want_bytes },
+    1 => Lent { tenant, number, max_bytes, is_last },
+    2 => Wanted { tenant },
+});
 
 impl Wire for Content {
     fn put(&self, out: &mut Encoder<'_>) {
@@ -124,6 +132,10 @@ impl Wire for Content {
                 out.push(5);
                 put_all(items, ITEMS_MAX, out);
             }
+            Self::Credit(items) => {
+                out.push(6);
+                put_all(items, ITEMS_MAX, out);
+            }
         }
     }
 
@@ -139,6 +151,7 @@ impl Wire for Content {
                 answer: Wire::take(reader)?,
             }),
             5 => Ok(Self::Groups(take_all(reader, ITEMS_MAX)?)),
+            6 => Ok(Self::Credit(take_all(reader, ITEMS_MAX)?)),
             code => unknown("content", code),
         }
     }

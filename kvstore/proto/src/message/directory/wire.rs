@@ -12,6 +12,7 @@ use crate::key::Fingerprint;
 use crate::message::{FormatVersion, FormatVersions, MessageFault, end_of};
 use crate::placement::Seat;
 use crate::retention::{GroupId, Parent};
+use crate::tenant::TenantTag;
 use crate::version::{
     COPIES_WANTED_MAX, CopyInfo, Form, Generation, Tombstone, Version, WriteKind,
 };
@@ -126,6 +127,7 @@ numbers!(
     AskerId as u64,
     OpId as u64,
     ReservationId as u64,
+    TenantTag as u64,
 );
 
 /// Fields one behind the other; behind a semicolon those that later versions have, each behind the first

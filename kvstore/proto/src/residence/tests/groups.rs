@@ -5,7 +5,11 @@ use crate::retention::GroupId;
 
 /// Makes all but `bytes` of these 1000 wanted.
 fn told(memory: &mut Residence, bytes: u32) -> Vec<CopyPlace> {
-    assert!(memory.admit(1000 - bytes, Pin::None).is_err());
+    assert!(
+        memory
+            .admit(1000 - bytes, Pin::None, TenantTag::DEFAULT)
+            .is_err()
+    );
     memory.victims(Time::ZERO, true)
 }
 
@@ -47,7 +51,9 @@ fn who_abandons_does_not_ask_for_room() {
 #[test]
 fn what_cannot_leave_now_is_not_abandoned() {
     let mut memory = memory(100);
-    let id = memory.admit(100, Pin::Hard).expect("room");
+    let id = memory
+        .admit(100, Pin::Hard, TenantTag::DEFAULT)
+        .expect("room");
     memory.reside(Time::ZERO, id, place(0), Arrival::default());
     keep_part(&mut memory, Time::ZERO, 1);
     for number in 2..8 {
@@ -70,7 +76,9 @@ fn what_cannot_leave_now_is_not_abandoned() {
 fn what_has_stood_by_or_was_pinned_is_abandoned_like_others() {
     let mut memory = memory(100);
     let late = Time::ZERO + STANDS_BY;
-    let id = memory.admit(100, Pin::soft(Some(STANDS_BY))).expect("room");
+    let id = memory
+        .admit(100, Pin::soft(Some(STANDS_BY)), TenantTag::DEFAULT)
+        .expect("room");
     memory.reside(Time::ZERO, id, place(0), Arrival::default());
     keep_part(&mut memory, Time::ZERO, 1);
     for number in 2..9 {

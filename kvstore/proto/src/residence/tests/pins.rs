@@ -9,13 +9,16 @@ fn soft(ttl: Duration) -> Pin {
 }
 
 fn keep_pinned(memory: &mut Residence, number: u64, pin: Pin) {
-    let id = memory.admit(100, pin).expect("room");
+    let id = memory.admit(100, pin, TenantTag::DEFAULT).expect("room");
     memory.reside(Time::ZERO, id, place(number), Arrival::default());
 }
 
 /// What is told when all memory is wanted, in order.
 fn told(memory: &mut Residence, now: Time) -> Vec<u64> {
-    assert!(memory.admit(1000, Pin::None).is_err(), "all is wanted");
+    assert!(
+        memory.admit(1000, Pin::None, TenantTag::DEFAULT).is_err(),
+        "all is wanted"
+    );
     let told = memory.victims(now, true);
     told.iter().map(|place| place.version.sequence).collect()
 }
@@ -87,11 +90,13 @@ fn what_is_pinned_for_ever_is_bounded_until_it_is_removed() {
         pinned_bytes: 400,
         max_bytes: 400,
     });
-    assert_eq!(memory.admit(100, Pin::Hard), refused);
+    assert_eq!(memory.admit(100, Pin::Hard, TenantTag::DEFAULT), refused);
     assert_eq!(memory.stats().refused, 1);
     assert!(told(&mut memory, Time::ZERO).is_empty(), "none leaves");
     assert!(memory.free(place(1)).is_some());
-    let given_up = memory.admit(100, Pin::Hard).expect("room");
+    let given_up = memory
+        .admit(100, Pin::Hard, TenantTag::DEFAULT)
+        .expect("room");
     memory.discard(given_up);
     keep_pinned(&mut memory, 5, Pin::Hard);
     assert_eq!(memory.stats().hard_pinned_bytes, 400);

@@ -1,17 +1,14 @@
 //! Several tenants in one memory: who gives when room is made.
 
 use super::*;
+use crate::credit::QUOTAS_MAX;
 
 const A: TenantTag = TenantTag(1);
 const B: TenantTag = TenantTag(2);
 
 fn keep_of(memory: &mut Residence, tenant: TenantTag, number: u64, bytes: u32, pin: Pin) {
-    let id = memory.admit(bytes, pin).expect("room");
-    let arrival = Arrival {
-        tenant,
-        ..Arrival::default()
-    };
-    memory.reside(Time::ZERO, id, place(number), arrival);
+    let id = memory.admit(bytes, pin, tenant).expect("room");
+    memory.reside(Time::ZERO, id, place(number), Arrival::default());
 }
 
 /// All that is told to leave leaves at once.
@@ -153,4 +150,154 @@ fn so_many_tenants_have_shares_and_others_that_of_the_default_one() {
     let id = memory.find(place(100)).expect("here");
     let share = memory.slots[id.slot_index as usize].share;
     assert!(share != ShareId::default());
+}
+
+/// So many bytes, of twice as many.
+fn credit(max_bytes: u64, is_last: bool) -> Credit {
+    Credit {
+        max_bytes,
+        quota_bytes: 2 * max_bytes,
+        is_last,
+    }
+}
+
+#[test]
+fn nobody_has_more_than_their_credit() {
+    let mut memory = memory(100);
+    memory.set_credit(A, Some(credit(300, false)));
+    for number in 0..3 {
+        keep_of(&mut memory, A, number, 100, Pin::None);
+    }
+    let refused = |is_last| {
+        Err(NoRoom::OverCredit {
+            needed_bytes: 50,
+            used_bytes: 300,
+            max_bytes: 300,
+            is_last,
+        })
+    };
+    assert_eq!(memory.admit(50, Pin::None, A), refused(false));
+    assert_eq!(
+        memory.victims(Time::ZERO, true),
+        [],
+        "there may be more soon"
+    );
+    keep_of(&mut memory, B, 10, 100, Pin::None);
+    memory.set_credit(A, Some(credit(300, true)));
+    assert_eq!(memory.admit(50, Pin::None, A), refused(true));
+    // It gives for itself, whatever others have.
+    assert_eq!(memory.victims(Time::ZERO, true), [place(0)]);
+    memory.leave(place(0));
+    assert_eq!(
+        memory.admit(50, Pin::None, A),
+        refused(true),
+        "until it is gone"
+    );
+    assert_eq!(
+        memory.victims(Time::ZERO, true),
+        [],
+        "one that leaves is enough"
+    );
+    assert!(memory.free(place(0)).is_some());
+    keep_of(&mut memory, A, 3, 50, Pin::None);
+    assert_eq!(memory.charged_bytes(A), 250);
+    memory.set_credit(A, None);
+    keep_of(&mut memory, A, 4, 300, Pin::None);
+}
+
+#[test]
+fn all_that_is_not_free_is_paid_for() {
+    let mut memory = memory(100);
+    memory.set_credit(A, Some(credit(300, true)));
+    let arriving = memory.admit(100, Pin::None, A).expect("room");
+    keep_of(&mut memory, A, 1, 100, Pin::None);
+    keep_of(&mut memory, A, 2, 100, Pin::None);
+    let read = memory.pin(place(1)).expect("here");
+    assert_eq!(memory.free(place(1)), None, "it is read");
+    assert_eq!(memory.charged_bytes(A), 300);
+    assert!(memory.admit(100, Pin::None, A).is_err());
+    assert!(memory.unpin(read));
+    assert_eq!(memory.charged_bytes(A), 200);
+    memory.discard(arriving);
+    assert_eq!(memory.charged_bytes(A), 100);
+}
+
+#[test]
+fn a_credit_that_is_lowered_is_evicted_down_to() {
+    let mut memory = Residence::new(ShardLimits::new(100_000, 80_000, 1000).expect("limits"));
+    for number in 0..5 {
+        keep_of(&mut memory, A, number, 1000, Pin::None);
+        keep_of(&mut memory, B, 10 + number, 1000, Pin::None);
+    }
+    memory.set_credit(A, Some(credit(3200, false)));
+    assert_eq!(make_room(&mut memory), [0, 1]);
+    assert_eq!(make_room(&mut memory), [0_u64; 0]);
+    memory.set_credit(A, Some(credit(3050, true)));
+    // A sixteenth is to be free, and is made as soon as less than half of it is left.
+    assert_eq!(make_room(&mut memory), [2]);
+    assert_eq!(make_room(&mut memory), [0_u64; 0]);
+    memory.set_credit(B, Some(credit(0, true)));
+    assert_eq!(make_room(&mut memory), [10, 11, 12, 13, 14]);
+}
+
+#[test]
+fn what_is_pinned_for_ever_is_not_let_go_of_for_credit() {
+    let mut memory = memory(100);
+    memory.set_credit(A, Some(credit(200, true)));
+    keep_of(&mut memory, A, 0, 100, Pin::Hard);
+    keep_of(&mut memory, A, 1, 100, Pin::soft(None));
+    assert!(memory.admit(100, Pin::None, A).is_err());
+    assert_eq!(make_room(&mut memory), [1]);
+    let refused = NoRoom::OverQuota {
+        needed_bytes: 150,
+        pinned_bytes: 100,
+        max_bytes: 200,
+    };
+    assert_eq!(memory.admit(150, Pin::None, A), Err(refused));
+    assert!(!refused.is_retryable());
+    assert_eq!(make_room(&mut memory), [0_u64; 0]);
+    assert!(memory.free(place(0)).is_some());
+    assert!(memory.admit(150, Pin::None, A).is_ok());
+}
+
+#[test]
+fn what_is_above_a_credit_or_a_quota_has_nothing_leave_for_it() {
+    let mut memory = memory(100);
+    memory.set_credit(A, Some(credit(200, true)));
+    keep_of(&mut memory, A, 0, 100, Pin::None);
+    let above = memory.admit(201, Pin::None, A);
+    assert!(matches!(above, Err(NoRoom::OverCredit { .. })));
+    assert_eq!(make_room(&mut memory), [0_u64; 0]);
+    let too_large = NoRoom::TooLarge {
+        needed_bytes: 401,
+        max_bytes: 400,
+    };
+    assert_eq!(memory.admit(401, Pin::None, A), Err(too_large));
+    assert!(!too_large.is_retryable());
+}
+
+#[test]
+fn those_with_quotas_have_shares_of_their_own() {
+    let mut memory = memory(1000);
+    let count = TENANTS_MAX as u64;
+    for tenant in 0..count {
+        keep_of(&mut memory, TenantTag(tenant), tenant, 1, Pin::None);
+    }
+    for tenant in count..count + QUOTAS_MAX as u64 {
+        memory.set_credit(TenantTag(tenant), Some(credit(10, true)));
+        keep_of(&mut memory, TenantTag(tenant), tenant, 1, Pin::None);
+        assert_eq!(memory.charged_bytes(TenantTag(tenant)), 1);
+    }
+    assert_eq!(memory.shares.count(), TENANTS_MAX + QUOTAS_MAX);
+    // All shares are taken: it stays among others, and without credit.
+    let late = TenantTag(1000);
+    memory.set_credit(late, Some(credit(10, true)));
+    keep_of(&mut memory, late, 1000, 20, Pin::None);
+    assert_eq!(memory.shares.count(), TENANTS_MAX + QUOTAS_MAX);
+    assert_eq!(memory.charged_bytes(late), 0);
+    // One that has lost its quota and has nothing makes room for it.
+    memory.set_credit(TenantTag(count), None);
+    assert!(memory.free(place(count)).is_some());
+    memory.set_credit(late, Some(credit(10, true)));
+    assert!(memory.admit(20, Pin::None, late).is_err());
 }

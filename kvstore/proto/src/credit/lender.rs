@@ -1,0 +1,291 @@
+//! What all cores have of the tenants that are at home at one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use lunette_cluster_proto::map::{ClusterMap, Epoch};
+use lunette_runtime_core::time::Time;
+
+use super::fair::level_bytes;
+use super::{
+    ASK_AGAIN, CreditAction, CreditNews, NO_MORE_WAIT, QUOTAS_MAX, SETTLE_WAIT, lender_of,
+};
+use crate::placement::{Seat, has_seat, seats};
+use crate::tenant::TenantTag;
+
+/// Most cores that are told at a time that there is more.
+const HUNGRY_MAX: usize = 8;
+
+type Out<'a> = &'a mut Vec<CreditAction>;
+
+/// What a core has.
+#[derive(Clone, Copy, Debug)]
+struct Lent {
+    number: u64,
+    bytes: u64,
+    want_bytes: u64,
+    heard: Time,
+}
+
+#[derive(Debug)]
+struct Account {
+    quota_bytes: u64,
+    /// Of those that are heard.
+    lent: BTreeMap<Seat, Lent>,
+    /// What they have is not known yet.
+    unheard: BTreeSet<Seat>,
+    /// Since when that is waited for, and since which map: what was said under older ones may have been said to another lender
+    /// since.
+    since: Time,
+    epoch: Epoch,
+    /// When cores were last asked to say what they have.
+    asked: BTreeMap<Seat, Time>,
+    /// When it was last looked whether more is lent than the quota.
+    looked: Time,
+}
+
+/// The machine of one core. See the [module](super).
+#[derive(Debug)]
+pub struct Lender {
+    seat: Seat,
+    map: ClusterMap,
+    quotas: BTreeMap<TenantTag, u64>,
+    /// Of the tenants that are at home here.
+    accounts: BTreeMap<TenantTag, Account>,
+}
+
+impl Lender {
+    /// That of this core, which knows no map yet.
+    #[must_use]
+    pub fn new(seat: Seat) -> Self {
+        Self {
+            seat,
+            map: ClusterMap::default(),
+            quotas: BTreeMap::new(),
+            accounts: BTreeMap::new(),
+        }
+    }
+
+    /// What has been lent of a tenant's quota, in bytes; `None` where it is not at home here.
+    #[must_use]
+    pub fn lent_bytes(&self, tenant: TenantTag) -> Option<u64> {
+        let account = self.accounts.get(&tenant)?;
+        Some(account.lent_but(None))
+    }
+
+    /// Whether it lends although it has not heard what all cores have of this tenant.
+    #[must_use]
+    pub fn lends_unheard(&self, now: Time, tenant: TenantTag) -> bool {
+        let account = self.accounts.get(&tenant);
+        account.is_some_and(|account| !account.unheard.is_empty() && account.is_settled(now))
+    }
+
+    /// These are the quotas, of at most [`QUOTAS_MAX`] tenants.
+    pub fn on_quotas(&mut self, now: Time, quotas: &BTreeMap<TenantTag, u64>, out: Out<'_>) {
+        assert!(quotas.len() <= QUOTAS_MAX, "whoever tells them bounds them");
+        self.quotas.clone_from(quotas);
+        self.open(now, out);
+    }
+
+    /// The map is another one. Older ones than the one known are ignored.
+    pub fn on_map(&mut self, now: Time, map: &ClusterMap, out: Out<'_>) {
+        if map.epoch() <= self.map.epoch() {
+            return;
+        }
+        let known = std::mem::replace(&mut self.map, map.clone());
+        // Under a map in between, others may have lent.
+        let is_next = map.epoch().0 == known.epoch().0 + 1;
+        let unheard = seats(map).filter(|&seat| !is_next || !has_seat(&known, seat));
+        let unheard: BTreeSet<Seat> = unheard.collect();
+        for account in self.accounts.values_mut() {
+            account.lent.retain(|&seat, _| has_seat(map, seat));
+            account.unheard.retain(|&seat| has_seat(map, seat));
+            account.asked.retain(|&seat, _| has_seat(map, seat));
+            if !unheard.is_empty() {
+                // One that comes back may have more than it would be lent.
+                account.unheard.extend(&unheard);
+                (account.since, account.epoch) = (now, map.epoch());
+            }
+        }
+        self.open(now, out);
+    }
+
+    /// Has an account for each tenant that is at home here, and for no other.
+    fn open(&mut self, now: Time, out: Out<'_>) {
+        let (map, seat) = (&self.map, self.seat);
+        let at_home = self.quotas.iter();
+        let at_home = at_home.filter(|&(&tenant, _)| lender_of(map, tenant) == Some(seat));
+        let at_home: BTreeMap<TenantTag, u64> = at_home.map(|(&t, &quota)| (t, quota)).collect();
+        self.accounts
+            .retain(|tenant, _| at_home.contains_key(tenant));
+        for (tenant, quota_bytes) in at_home {
+            let account = self.accounts.entry(tenant).or_insert_with(|| Account {
+                quota_bytes,
+                lent: BTreeMap::new(),
+                unheard: seats(map).collect(),
+                since: now,
+                epoch: map.epoch(),
+                asked: BTreeMap::new(),
+                looked: now,
+            });
+            account.quota_bytes = quota_bytes;
+        }
+        self.ask_unheard(now, out);
+    }
+
+    /// Asks those again that have not said what they have.
+    fn ask_unheard(&mut self, now: Time, out: Out<'_>) {
+        for (&tenant, account) in &mut self.accounts {
+            let unheard: Vec<Seat> = account.unheard.iter().copied().collect();
+            for seat in unheard {
+                account.ask(now, tenant, seat, out);
+            }
+        }
+    }
+
+    /// Time passes.
+    pub fn on_tick(&mut self, now: Time, out: Out<'_>) {
+        self.ask_unheard(now, out);
+        for (&tenant, account) in &mut self.accounts {
+            if now >= account.looked + ASK_AGAIN {
+                account.looked = now;
+                account.recall_excess(now, tenant, out);
+            }
+        }
+    }
+
+    /// A core says something, under a map of this epoch. It is not answered where the tenant is not at home here, or the core
+    /// is not in the map.
+    pub fn on_news(
+        &mut self,
+        now: Time,
+        (from, epoch): (Seat, Epoch),
+        news: CreditNews,
+        out: Out<'_>,
+    ) {
+        let CreditNews::Use {
+            tenant,
+            number,
+            have_bytes,
+            want_bytes,
+        } = news
+        else {
+            return;
+        };
+        if !has_seat(&self.map, from) {
+            return;
+        }
+        let account = self.accounts.get_mut(&tenant);
+        let Some(account) = account.filter(|account| epoch >= account.epoch) else {
+            return;
+        };
+        let known = account.lent.get(&from).copied();
+        if known.is_some_and(|known| known.number >= number) {
+            return;
+        }
+        account.unheard.remove(&from);
+        let lent = Lent {
+            number,
+            bytes: have_bytes,
+            want_bytes,
+            heard: now,
+        };
+        account.lent.insert(from, lent);
+        let (max_bytes, is_last) = account.lend(now, tenant, from, out);
+        let news = CreditNews::Lent {
+            tenant,
+            number,
+            max_bytes,
+            is_last,
+        };
+        out.push(CreditAction::Tell(from, news));
+        if known.is_some_and(|known| known.bytes > have_bytes.max(max_bytes)) {
+            account.feed(now, tenant, from, out);
+        }
+    }
+}
+
+impl Account {
+    /// Whether it is known what all cores have, or has been waited for.
+    fn is_settled(&self, now: Time) -> bool {
+        self.unheard.is_empty() || now >= self.since + SETTLE_WAIT
+    }
+
+    /// What is lent, to all or to all but one.
+    fn lent_but(&self, except: Option<Seat>) -> u64 {
+        let others = self.lent.iter().filter(|&(&seat, _)| Some(seat) != except);
+        others.fold(0, |sum, (_, lent)| sum.saturating_add(lent.bytes))
+    }
+
+    fn level_bytes(&self) -> u64 {
+        let wants = self.lent.values().map(|lent| lent.want_bytes);
+        level_bytes(self.quota_bytes, wants.collect())
+    }
+
+    /// What a core may have now, and whether it cannot have more. If so, others are asked what they need.
+    fn lend(&mut self, now: Time, tenant: TenantTag, to: Seat, out: Out<'_>) -> (u64, bool) {
+        let others_bytes = self.lent_but(Some(to));
+        let level_bytes = self.level_bytes();
+        let is_settled = self.is_settled(now);
+        let lent = self.lent.get_mut(&to).expect("it has just been heard");
+        let free_bytes = match is_settled {
+            true => self.quota_bytes.saturating_sub(others_bytes),
+            false => 0,
+        };
+        let fair_bytes = lent.want_bytes.min(level_bytes);
+        let max_bytes = fair_bytes.min(free_bytes.max(lent.bytes));
+        lent.bytes = lent.bytes.max(max_bytes);
+        let is_last = max_bytes < lent.want_bytes && is_settled;
+        if is_last {
+            self.recall(now, tenant, (Some(to), level_bytes), out);
+        }
+        (max_bytes, is_last)
+    }
+
+    /// More may have been lent than there is: by others, or of a quota that was larger.
+    fn recall_excess(&mut self, now: Time, tenant: TenantTag, out: Out<'_>) {
+        if self.lent_but(None) > self.quota_bytes {
+            self.recall(now, tenant, (None, self.level_bytes()), out);
+        }
+    }
+
+    /// Asks those to say what they have that have more than all may, and those that have not said it for a while.
+    fn recall(
+        &mut self,
+        now: Time,
+        tenant: TenantTag,
+        (except, level_bytes): (Option<Seat>, u64),
+        out: Out<'_>,
+    ) {
+        let others = self.lent.iter().filter(|&(&seat, _)| Some(seat) != except);
+        let others = others.filter(|(_, lent)| {
+            let is_stale = now >= lent.heard + NO_MORE_WAIT;
+            lent.bytes > level_bytes || (lent.bytes > 0 && is_stale)
+        });
+        let others: Vec<Seat> = others.map(|(&seat, _)| seat).collect();
+        for seat in others {
+            self.ask(now, tenant, seat, out);
+        }
+    }
+
+    /// Something has been given back: those that have least of what they may have are told.
+    fn feed(&mut self, now: Time, tenant: TenantTag, except: Seat, out: Out<'_>) {
+        let level_bytes = self.level_bytes();
+        let hungry = self.lent.iter().filter(|&(&seat, _)| seat != except);
+        let hungry = hungry.filter(|(_, lent)| lent.bytes < lent.want_bytes.min(level_bytes));
+        let mut hungry: Vec<(u64, Seat)> = hungry.map(|(&seat, lent)| (lent.bytes, seat)).collect();
+        hungry.sort_unstable();
+        for (_, seat) in hungry.into_iter().take(HUNGRY_MAX) {
+            self.ask(now, tenant, seat, out);
+        }
+    }
+
+    /// Has a core say what it has, unless it was asked just now.
+    fn ask(&mut self, now: Time, tenant: TenantTag, seat: Seat, out: Out<'_>) {
+        let asked = self.asked.get(&seat);
+        if asked.is_none_or(|&asked| now >= asked + ASK_AGAIN) {
+            self.asked.insert(seat, now);
+            let news = CreditNews::Wanted { tenant };
+            out.push(CreditAction::Tell(seat, news));
+        }
+    }
+}
