@@ -58,9 +58,9 @@ pub enum StoreErrorKind {
         /// How many were wanted.
         copies: u8,
     },
-    /// "Remove all" is of all tenants' objects: the default tenant alone asks for it. What a tenant has is removed by
+    /// "Remove all" is of all tenants' objects, and so are quotas: the default tenant alone asks for them. What a tenant has is removed by
     /// [`remove_listed`](crate::ClusterClient::remove_listed).
-    #[error("it would remove what other tenants have")]
+    #[error("it is of all tenants: only a client of the default one may ask for it")]
     OfAllTenants,
     /// A writer prefers at most [`PREFERRED_MAX`](crate::PREFERRED_MAX) nodes.
     #[error(

@@ -51,7 +51,7 @@ pub use cluster_client::{
     AdapterGets, AdapterPuts, Cleared, ClusterClient, ClusterClientOptions, CommitFailure,
     DeviceCheck, DeviceClient, DeviceFetched, DeviceLanding, DeviceStoreError, Fetched, Landing,
     ListCursor, Listed, Located, OneSided, PREFERRED_MAX, Preferred, PutOptions, Reservation,
-    Reserved, Stored, TooManyLandings,
+    Reserved, Stored, TenantQuota, TooManyLandings,
 };
 pub use counting::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,

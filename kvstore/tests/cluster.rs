@@ -118,6 +118,9 @@ mod pulled;
 mod pushed;
 
 #[cfg(test)]
+#[path = "cluster/quotas.rs"]
+mod quotas;
+
 #[path = "cluster/repairs.rs"]
 mod repairs;
 

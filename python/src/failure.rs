@@ -102,7 +102,9 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
     }
     match error.kind {
         StoreErrorKind::Interrupted => Unknown::new_err(said),
-        StoreErrorKind::Refused(Status::Full | Status::PinnedFull) => NoRoom::new_err(said),
+        StoreErrorKind::Refused(Status::Full | Status::PinnedFull | Status::OverQuota) => {
+            NoRoom::new_err(said)
+        }
         StoreErrorKind::TimedOut => TimedOut::new_err(said),
         StoreErrorKind::Key(_) => InvalidKey::new_err(said),
         StoreErrorKind::ValueTooLong { .. }

@@ -471,7 +471,10 @@ pub(super) const fn refused_write(status: Status) -> Result<WriteAnswer, StoreEr
         Status::Full => WriteAnswer::Full,
         Status::Unavailable => WriteAnswer::Unavailable,
         Status::NotFound => return Err(StoreErrorKind::ReservationLost),
-        status @ (Status::TooLarge | Status::PinnedFull | Status::Unfinished) => {
+        status @ (Status::TooLarge
+        | Status::PinnedFull
+        | Status::OverQuota
+        | Status::Unfinished) => {
             return Err(StoreErrorKind::Refused(status));
         }
         status if is_final(status) => return Err(StoreErrorKind::Refused(status)),

@@ -4,7 +4,6 @@ use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::asker::PAUSE;
 use lunette_kvstore_proto::message::directory::{ClearMessage, ClearReply};
 use lunette_kvstore_proto::placement::Seat;
-use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::Generation;
 use lunette_runtime::{entropy, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
@@ -32,9 +31,7 @@ impl ClusterClient {
     /// was done. It is not asked again then, since that would remove what others have written since.
     /// `OfAllTenants`: this client is of a tenant other than the default one.
     pub async fn clear(&self) -> Result<Cleared, StoreError> {
-        if *self.tenant() != Tenant::default() {
-            return Err(StoreError::local(StoreErrorKind::OfAllTenants));
-        }
+        self.check_of_all()?;
         let until = time::now() + self.timeout;
         let reply = self.ask_to_clear(until).await.map_err(StoreError::local)?;
         let mut late = self.behind(reply.epoch).await;

@@ -25,6 +25,7 @@
 //! | `running` | operations under way, with their rooms and values |
 //! | `maps` | where newer maps come from |
 //! | `clearing` | "remove all" |
+//! | `quotas` | how much memory tenants may have |
 //! | `listing` | [`Listed`]: which keys there are |
 
 mod adapters;
@@ -42,6 +43,7 @@ mod objects;
 mod one_sided;
 mod peeking;
 mod placing;
+mod quotas;
 mod reserving;
 mod running;
 mod scattering;
@@ -94,6 +96,7 @@ pub(crate) use objects::{Among, Putting, parts_of, retention_in, stored_as};
 pub use one_sided::OneSided;
 use one_sided::{FROM_BYTES, Sights};
 pub use placing::{PREFERRED_MAX, Preferred};
+pub use quotas::TenantQuota;
 pub use reserving::{CommitFailure, Reservation, Reserved};
 use running::Brought;
 

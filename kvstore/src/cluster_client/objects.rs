@@ -695,7 +695,7 @@ async fn end<F: Future<Output = Ended>>(
 const fn is_of_memory(error: &StoreError) -> bool {
     matches!(
         error.kind,
-        StoreErrorKind::Refused(Status::TooLarge | Status::PinnedFull)
+        StoreErrorKind::Refused(Status::TooLarge | Status::PinnedFull | Status::OverQuota)
     )
 }
 

@@ -116,7 +116,9 @@ impl From<Status> for Outcome {
             Status::NotFound => Self::NotFound,
             Status::Touched => Self::Exists,
             Status::Busy => Self::Busy,
-            Status::Full | Status::PinnedFull => Self::Full,
+            Status::Full | Status::PinnedFull | Status::OverQuota | Status::TooManyQuotas => {
+                Self::Full
+            }
             Status::TooLarge => Self::TooLarge,
             Status::WrongHome => Self::WrongHome,
             Status::WrongSeat => Self::WrongSeat,

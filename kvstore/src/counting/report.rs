@@ -23,7 +23,7 @@ pub struct CoreReport {
     pub copies_written: u64,
     /// What only members of clusters count.
     pub member: Option<MemberReport>,
-    /// What each tenant has here, of members of clusters: the default one first, then those that have had something, up to
+    /// What each tenant has here, of members of clusters: the default one first, then those that have had something or have a quota, up to
     /// [`TENANTS_MAX`](lunette_kvstore_proto::residence::TENANTS_MAX).
     pub tenants: Vec<TenantReport>,
 }
@@ -37,6 +37,10 @@ pub struct TenantReport {
     pub copies: u64,
     /// Bytes of memory that these take.
     pub copies_bytes: u64,
+    /// What it may have in the whole cluster, if it has a quota.
+    pub quota_bytes: Option<u64>,
+    /// What it may have here, if so.
+    pub credit_bytes: Option<u64>,
 }
 
 /// What a core of a member of a cluster counts besides.

@@ -1,10 +1,12 @@
 //! Objects, for threads.
 
+use std::num::NonZeroU64;
 use std::rc::Rc;
 
 use lunette_kvstore_proto::message::directory::{Found, HoldWish, Peek};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::retention::Parent;
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime::Pending;
 use lunette_runtime::arena::SharedMemory;
@@ -19,7 +21,7 @@ use super::lent::Lent;
 use super::placing::{Filled, ToPut};
 use crate::client::GetFailure;
 use crate::cluster_client::{
-    Among, Cleared, Fetched, ListCursor, Listed, Located, PutOptions, Stored,
+    Among, Cleared, Fetched, ListCursor, Listed, Located, PutOptions, Stored, TenantQuota,
 };
 use crate::error::{StoreError, StoreErrorKind};
 
@@ -270,6 +272,32 @@ impl StoreHandle {
             0,
             failed,
             |hosted| async move { hosted.client.clear().await },
+        )
+    }
+
+    /// Sets a tenant's quota. See [`ClusterClient::set_quota`](crate::ClusterClient::set_quota).
+    ///
+    /// # Errors
+    /// [`StoreError`], as there, or as of [`put`](Self::put).
+    pub fn set_quota(
+        &self,
+        tenant: Tenant,
+        quota_bytes: Option<NonZeroU64>,
+    ) -> Pending<Result<(), StoreError>> {
+        self.cores.ask(0, failed, move |hosted| async move {
+            hosted.client.set_quota(&tenant, quota_bytes).await
+        })
+    }
+
+    /// All quotas, by tenant. See [`ClusterClient::quotas`](crate::ClusterClient::quotas).
+    ///
+    /// # Errors
+    /// [`StoreError`], as there, or as of [`put`](Self::put).
+    pub fn quotas(&self) -> Pending<Result<Vec<TenantQuota>, StoreError>> {
+        self.cores.ask(
+            0,
+            failed,
+            |hosted| async move { hosted.client.quotas().await },
         )
     }
 

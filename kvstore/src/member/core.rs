@@ -36,6 +36,7 @@ use super::one_sided::{Board, Sharing};
 use super::post::Post;
 use super::presence::Presence;
 use super::pushing::Pushing;
+use super::quotas::Crediting;
 use super::replicas::Scarcity;
 use super::reservations::Reservations;
 use super::taking::Taking;
@@ -97,6 +98,7 @@ pub(crate) struct MemberCore {
     pub(super) reservations: RefCell<Reservations>,
     pub(super) lending: Lending,
     pub(super) grouping: Grouping,
+    pub(super) crediting: Crediting,
     /// Where what leaves memory goes, if there is a drive.
     tier: OnceCell<Tier>,
     /// Raised when something has begun that may have to be asked for again.
@@ -152,6 +154,7 @@ impl MemberCore {
             reservations: RefCell::default(),
             lending: Lending::default(),
             grouping: Grouping::default(),
+            crediting: Crediting::new(seat),
             tier: OnceCell::new(),
             busy: Signal::default(),
         });
@@ -296,6 +299,7 @@ impl MemberCore {
         self.at_owner(self.seat, |owner, now, out| owner.on_map(now, map, out));
         self.at_home(|home, now, out| home.on_map(now, map, out));
         self.grouping.on_map(map);
+        self.on_map_of_credit(map);
         self.settle();
     }
 
@@ -328,6 +332,7 @@ impl MemberCore {
         self.at_home(|home, now, out| home.on_tick(now, out));
         self.at_owner(self.seat, |owner, now, out| owner.on_tick(now, out));
         self.join_groups();
+        self.on_tick_of_credit();
         self.settle();
         if let Some(tier) = self.tier() {
             tier.on_tick(self);

@@ -290,6 +290,10 @@ impl MemberCore {
             Content::Groups(items) => {
                 items.into_iter().for_each(|news| self.on_group(from, news));
             }
+            Content::Credit(items) => {
+                let heard = items.into_iter();
+                heard.for_each(|news| self.on_credit(from, epoch, news));
+            }
         }
         self.settle();
     }

@@ -344,10 +344,6 @@ impl MemberCore {
         })
     }
 
-    pub(crate) fn carve(&self, key: Key<'_>, len_bytes: u32, pin: Pin) -> Result<Carved, NoRoom> {
-        self.bytes().borrow_mut().carve(key, len_bytes, pin)
-    }
-
     /// Room for an object. Where there is little or none, what may leave is asked to, which is done at once
     /// where this core is its home.
     pub(crate) fn carve_or_make_room(
@@ -360,8 +356,8 @@ impl MemberCore {
         loop {
             let carved = self.carve(key, len_bytes, pin);
             match carved {
-                Err(NoRoom::Full { .. }) => {}
-                Ok(_) if self.bytes().borrow().is_tight() => {
+                Err(NoRoom::Full { .. } | NoRoom::OverCredit { is_last: true, .. }) => {}
+                Ok(ref carved_now) if self.bytes().borrow().is_tight_for(carved_now.id) => {
                     self.make_room();
                     return carved;
                 }

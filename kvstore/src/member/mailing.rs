@@ -126,6 +126,7 @@ pub(super) async fn take_mail(core: Rc<MemberCore>, seats: Rc<Seats>, mut mail: 
                 seats.on_map(&map);
                 core.on_map(&map);
             }
+            Mail::Quotas(list) => core.on_quotas(list),
             Mail::Fence(fence) => core.on_fence(fence),
             Mail::Left => core.leave(),
         }

@@ -33,6 +33,7 @@
 //! | `told` | what they have read |
 //! | `direct` | their puts, where nothing is in the way |
 //! | `tenants` | their names, and what they have |
+//! | `quotas` | what they may have |
 //! | `grouping` | objects that are of use together only |
 //! | `lending` | memory that threads of the process read and write |
 //! | `waiters` | requests whose answers come later |
@@ -58,6 +59,7 @@ mod one_sided;
 mod post;
 mod presence;
 mod pushing;
+mod quotas;
 mod replicas;
 mod reservations;
 mod service;
@@ -101,6 +103,7 @@ pub(crate) use one_sided::Board;
 pub(crate) use one_sided::{Named, draw};
 pub(crate) use post::{MAIL_MAX, Mail};
 pub(crate) use presence::PresenceView;
+pub(crate) use quotas::QuotaList;
 pub(crate) use service::MemberService;
 pub(crate) use shown::{Part, ShownPart};
 pub(crate) use steering::{Steer, steer};

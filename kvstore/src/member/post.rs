@@ -13,6 +13,8 @@ use lunette_kvstore_proto::message::directory::{Content, ITEMS_MAX, SeatMessage,
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::{Sender, Signal};
 
+use super::quotas::QuotaList;
+
 /// Messages that may wait at one core of a node, from the others.
 pub(crate) const MAIL_MAX: usize = 4096;
 /// Contents that may wait for one seat.
@@ -27,6 +29,8 @@ pub(crate) enum Mail {
     Cluster(u64),
     /// The map is another one.
     Map(Arc<ClusterMap>),
+    /// The quotas of tenants are others.
+    Quotas(Arc<QuotaList>),
     /// The node's lease, as it is known now.
     Fence(Fence),
     /// The node has left: nothing is served from here on.
@@ -85,6 +89,12 @@ impl Post {
             }
             (Some((_, Content::Groups(items))), Content::Groups(more))
                 if items.len() + more.len() <= ITEMS_MAX =>
+            {
+                items.extend(more);
+                return;
+            }
+            (Some((its, Content::Credit(items))), Content::Credit(more))
+                if *its == epoch && items.len() + more.len() <= ITEMS_MAX =>
             {
                 items.extend(more);
                 return;

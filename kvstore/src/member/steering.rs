@@ -12,14 +12,16 @@ use futures_channel::{mpsc, oneshot};
 use futures_core::Stream;
 use lunette_cluster::proto::fence::Fence;
 use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
-use lunette_cluster::proto::member::{MemberOptions, Refusal};
+use lunette_cluster::proto::member::{MemberOptions, QuotaRefusal, Refusal};
+use lunette_cluster::proto::quota::Quotas;
 use lunette_cluster::{Client, ClientOptions, Membership, Security};
 use lunette_kvstore_proto::message::FormatVersions;
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::Generation;
-use lunette_runtime::{JoinError, Sender, entropy, time};
+use lunette_runtime::{JoinError, Scope, Sender, entropy, time};
 use lunette_runtime_core::ids::NodeId;
 
-use super::{ClusterOptions, Mail};
+use super::{ClusterOptions, Mail, QuotaList};
 use crate::error::ClusterError;
 
 /// How often the cores learn how long the lease is: often enough that they never stop for want of it.
@@ -42,6 +44,12 @@ pub(crate) enum Steer {
     /// "Remove all": the next map is of a later generation. Answered when this node knows it, with its epoch
     /// and generation.
     Clear(oneshot::Sender<(Epoch, Generation)>),
+    /// Another quota of a tenant, in bytes, or none. Answered when the coordinator has it.
+    Quota {
+        tenant: Tenant,
+        quota_bytes: Option<u64>,
+        answer: oneshot::Sender<Result<(), QuotaRefusal>>,
+    },
 }
 
 /// Whether a node is in the map, and the map: what there is to know.
@@ -144,6 +152,7 @@ pub(crate) async fn steer(
     let mut is_refused = false;
     let mut joining: Vec<oneshot::Sender<Result<ClusterMap, Refusal>>> = Vec::new();
     let mut clearing: Vec<Clear> = Vec::new();
+    let setting = Scope::new();
     let mut changed = Box::pin(next_change(Rc::clone(&membership)));
     loop {
         told.tell(&membership, &cores).await;
@@ -169,6 +178,16 @@ pub(crate) async fn steer(
                 };
                 clearing.push(clear);
             }
+            Next::Steer(Steer::Quota {
+                tenant,
+                quota_bytes,
+                answer,
+            }) => {
+                let set = set_quota(Rc::clone(&membership), (tenant, quota_bytes), answer);
+                if let Err(error) = setting.spawn(set) {
+                    tracing::warn!(node, %error, "a quota is not set");
+                }
+            }
             Next::Steer(Steer::Leave(answer)) => {
                 for core in &cores {
                     send(core, Mail::Left).await;
@@ -182,6 +201,17 @@ pub(crate) async fn steer(
             }
             Next::Over => return,
         }
+    }
+}
+
+async fn set_quota(
+    membership: Rc<Membership>,
+    (tenant, quota_bytes): (Tenant, Option<u64>),
+    answer: oneshot::Sender<Result<(), QuotaRefusal>>,
+) {
+    let set = membership.set_quota(tenant.name(), quota_bytes).await;
+    if answer.send(set).is_err() {
+        tracing::debug!("whoever set a quota is gone");
     }
 }
 
@@ -273,14 +303,24 @@ struct Told {
     /// Who is told of.
     node: u64,
     epoch: Epoch,
+    quotas: Quotas,
     is_in_map: bool,
     fence: Fence,
     is_leased: bool,
 }
 
 impl Told {
-    /// The map goes first: a lease that was granted anew counts once the map has been read again.
+    /// The map goes before the lease: one that was granted anew counts once the map has been read again. Before both go the
+    /// quotas, so that nothing is served without.
     async fn tell(&mut self, membership: &Membership, cores: &[Sender<Mail>]) {
+        let quotas = membership.quotas();
+        if quotas != self.quotas {
+            self.quotas = quotas;
+            let list = Arc::new(QuotaList::new(&self.quotas));
+            for core in cores {
+                send(core, Mail::Quotas(Arc::clone(&list))).await;
+            }
+        }
         let map = membership.map().filter(|map| map.epoch() > self.epoch);
         if let Some(map) = map {
             self.log_map(&map);

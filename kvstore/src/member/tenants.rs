@@ -31,12 +31,16 @@ impl TenantNames {
     }
 
     /// What each has.
-    pub(super) fn reports(&self, residence: &Residence) -> Vec<TenantReport> {
+    pub(super) fn reports(&self, residence: &Residence) -> Vec<(TenantTag, TenantReport)> {
         let uses = residence.tenants();
-        let reports = uses.map(|used| TenantReport {
-            name: self.name(used.tenant),
-            copies: used.copies,
-            copies_bytes: used.bytes,
+        let reports = uses.map(|used| {
+            let report = TenantReport {
+                name: self.name(used.tenant),
+                copies: used.copies,
+                copies_bytes: used.bytes,
+                ..TenantReport::default()
+            };
+            (used.tenant, report)
         });
         reports.collect()
     }

@@ -152,6 +152,10 @@ fn hint(error: &StoreError) -> &'static str {
         StoreErrorKind::Refused(Status::PinnedFull) => {
             " (half of what fits is pinned for ever already: remove some of it)"
         }
+        StoreErrorKind::Refused(Status::OverQuota) => {
+            " (what the tenant has pinned for ever leaves too little of its quota: remove some of it, or \
+             raise the quota with `lunette cluster quota`)"
+        }
         StoreErrorKind::Refused(Status::Busy) => {
             " (another put of this key is under way: try again)"
         }

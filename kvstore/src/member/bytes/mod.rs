@@ -11,6 +11,7 @@ mod looked_at;
 
 use std::collections::BTreeMap;
 
+use lunette_kvstore_proto::credit::Credit;
 use lunette_kvstore_proto::extent::ExtentLayout;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{CopyPlace, OpId};
@@ -254,7 +255,7 @@ impl Bytes {
         self.residence.stats()
     }
 
-    pub(crate) fn tenants(&self) -> Vec<TenantReport> {
+    pub(crate) fn tenants(&self) -> Vec<(TenantTag, TenantReport)> {
         self.tenants.reports(&self.residence)
     }
 
@@ -267,7 +268,9 @@ impl Bytes {
     ) -> Result<Carved, NoRoom> {
         let layout = ExtentLayout::for_object(key.len_bytes(), len_bytes);
         let extent_bytes = carved_bytes(layout);
-        let id = self.residence.admit(extent_bytes, pin)?;
+        let tenant = TenantTag::of(key);
+        let id = self.residence.admit(extent_bytes, pin, tenant)?;
+        self.tenants.learn(tenant, key, &self.residence);
         match self.arena.alloc(layout.total_bytes as usize) {
             Ok(mut region) => {
                 let start = layout.key_offset_bytes as usize;
@@ -399,7 +402,9 @@ impl Bytes {
     pub(crate) fn adopt(&mut self, place: CopyPlace, extent: Extent) -> bool {
         let taken_bytes = extent.region.len().next_multiple_of(GRANULE_BYTES as usize);
         let taken_bytes = u32::try_from(taken_bytes).expect("a segment is at most 1 GiB");
-        let admitted = self.residence.admit(taken_bytes, Pin::None);
+        let tenant = TenantTag::of(extent.key());
+        let admitted = self.residence.admit(taken_bytes, Pin::None, tenant);
+        self.tenants.learn(tenant, extent.key(), &self.residence);
         if let Ok(id) = admitted {
             self.keep(id, place, extent, Origin::Drive);
         }
@@ -433,18 +438,12 @@ impl Bytes {
             self.extents[slot].is_none(),
             "a slot is reused when it is free"
         );
-        let tenant = TenantTag::of(extent.key());
-        self.tenants.learn(tenant, extent.key(), &self.residence);
         let arrival = match origin {
             Origin::Written { form, retention } => Arrival {
                 stands_by: form == Form::Striped || extent.key().is_of_part(),
                 retention,
-                tenant,
             },
-            Origin::Drive => Arrival {
-                tenant,
-                ..Arrival::default()
-            },
+            Origin::Drive => Arrival::default(),
         };
         self.extents[slot] = Some(extent);
         self.residence.reside(time::now(), id, place, arrival);
@@ -537,6 +536,21 @@ impl Bytes {
 
     pub(crate) fn is_tight(&self) -> bool {
         self.residence.is_tight()
+    }
+
+    /// See [`Residence::is_tight_for`].
+    pub(crate) fn is_tight_for(&self, id: EntryId) -> bool {
+        self.residence.is_tight_for(id)
+    }
+
+    /// See [`Residence::set_credit`].
+    pub(crate) fn set_credit(&mut self, tenant: TenantTag, credit: Option<Credit>) {
+        self.residence.set_credit(tenant, credit);
+    }
+
+    /// See [`Residence::charged_bytes`].
+    pub(crate) fn charged_bytes(&self, tenant: TenantTag) -> u64 {
+        self.residence.charged_bytes(tenant)
     }
 
     pub(crate) fn victims(&mut self, asks_again: bool) -> Vec<CopyPlace> {

@@ -19,6 +19,7 @@ mod gathering;
 mod listing;
 mod messages;
 mod pushing;
+mod quotas;
 mod reading;
 mod reserved;
 mod scattering;
@@ -45,7 +46,7 @@ use scattering::{PendingScatter, on_scattered};
 use writing::{PendingReplica, PendingWrite, on_written};
 
 /// What members of clusters are asked.
-const OPS: [Op; 29] = [
+const OPS: [Op; 30] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -75,6 +76,7 @@ const OPS: [Op; 29] = [
     Op::WritePulled,
     Op::List,
     Op::Scatter,
+    Op::Quota,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -152,7 +154,7 @@ impl MemberService {
             requests: self.core.counts.requests(&OPS),
             copies_written: self.core.copies.written.get(),
             member: Some(self.core.member_report()),
-            tenants: self.core.bytes().borrow().tenants(),
+            tenants: self.core.tenant_reports(),
         }
     }
 
@@ -225,6 +227,7 @@ impl Service for MemberService {
             Ok(Op::Commit) => self.commit(request.body, counted),
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
             Ok(Op::Clear) => self.clear(request.body, counted),
+            Ok(Op::Quota) => self.quota(request.body, counted),
             Ok(Op::List) => self.list(request.body, counted),
             Ok(Op::Peek) => self.peek(request.body).map(Intake::Answer),
             Ok(Op::Gather) => self.gather(request.body).map(Intake::Answer),

@@ -330,7 +330,8 @@ pub(super) fn written(
 
 pub(super) const fn status_of(no_room: NoRoom) -> Status {
     match no_room {
-        NoRoom::Full { .. } => Status::Full,
+        NoRoom::Full { .. } | NoRoom::OverCredit { .. } => Status::Full,
+        NoRoom::OverQuota { .. } => Status::OverQuota,
         NoRoom::Pinned { .. } => Status::PinnedFull,
         NoRoom::TooLarge { .. } => Status::TooLarge,
     }

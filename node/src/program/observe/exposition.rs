@@ -504,6 +504,7 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Reach) => "reach",
         Some(Op::PairAsking) => "pair_asking",
         Some(Op::WritePulled) => "write_pulled",
+        Some(Op::Quota) => "quota",
         Some(Op::List) => "list",
     }
 }

@@ -1,0 +1,154 @@
+//! Quotas of tenants: to set one, and to be told of all.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+
+use futures_util::future::join_all;
+use lunette_kvstore_proto::asker::PAUSE;
+use lunette_kvstore_proto::message::directory::{QuotaMessage, QuotaReply};
+use lunette_kvstore_proto::message::{Op, Status};
+use lunette_kvstore_proto::placement::{Seat, seats};
+use lunette_kvstore_proto::tenant::Tenant;
+use lunette_runtime::{entropy, time};
+use lunette_runtime_core::ids::CoreIndex;
+use lunette_runtime_core::time::Time;
+use lunette_transfer::Attachments;
+
+use super::calls::Called;
+use super::{ClusterClient, calls};
+use crate::error::{StoreError, StoreErrorKind};
+
+/// A tenant's quota, and what the tenant has of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantQuota {
+    /// Whose.
+    pub tenant: String,
+    /// How much memory of all members its objects may take, in bytes.
+    pub quota_bytes: u64,
+    /// How much they take.
+    pub used_bytes: u64,
+    /// How much of the quota is lent to cores: what they may use without asking.
+    pub lent_bytes: u64,
+}
+
+impl ClusterClient {
+    /// Sets a tenant's quota: how much memory of all members its objects may take, in bytes, with their keys and all copies,
+    /// rounded up as memory is given out; `None`: whatever others leave it. It is kept at the coordinator, and holds until it is
+    /// set again. What the tenant has beyond it leaves memory, as what is least likely to be asked for again; what is
+    /// on drives is not counted. Ends when the coordinator has it: members learn of it within moments.
+    ///
+    /// Cancelling it may set the quota or not.
+    ///
+    /// # Errors
+    /// `OfAllTenants`: this client is of a tenant other than the default one. `Refused(TooManyQuotas)`:
+    /// [`QUOTAS_MAX`](lunette_kvstore_proto::credit::QUOTAS_MAX) others have one. `TimedOut`: it may be set, or not; set
+    /// again it is no other.
+    pub async fn set_quota(
+        &self,
+        tenant: &Tenant,
+        quota_bytes: Option<NonZeroU64>,
+    ) -> Result<(), StoreError> {
+        self.check_of_all()?;
+        let until = time::now() + self.timeout;
+        let change = (tenant.clone(), quota_bytes.map(NonZeroU64::get));
+        let mut turn = entropy();
+        while time::now() < until {
+            let map = self.asking.map();
+            let members = map.members();
+            let count = u64::try_from(members.len()).expect("bounded");
+            if let Some(index) = turn.checked_rem(count) {
+                let member = &members[usize::try_from(index).expect("an index")];
+                let to = Seat {
+                    node: member.id,
+                    incarnation: member.incarnation,
+                    core: CoreIndex(0),
+                };
+                let change = Some(change.clone());
+                let is_set = self.ask_to_set(QuotaMessage { to, change }, until).await;
+                if is_set.map_err(|kind| StoreError::at(member.address, kind))? {
+                    return Ok(());
+                }
+            }
+            turn = turn.wrapping_add(1);
+            time::sleep(PAUSE).await;
+        }
+        Err(StoreError::local(StoreErrorKind::TimedOut))
+    }
+
+    /// Whether it is set; if not, another member may do it.
+    async fn ask_to_set(&self, message: QuotaMessage, until: Time) -> Result<bool, StoreErrorKind> {
+        let body = |version, out: &mut Vec<u8>| message.encode(version, out);
+        let nothing = Attachments::default();
+        let called = calls::call(&self.asking, message.to, Op::Quota, body, nothing);
+        let called = time::timeout(until.since(time::now()), called).await;
+        match called {
+            Ok((Called::Reply(_, reply), _)) => match Status::from_code(reply.status) {
+                Status::Ok => Ok(true),
+                Status::WrongSeat => Ok(false),
+                status if status.is_retryable() => Ok(false),
+                status => Err(StoreErrorKind::Refused(status)),
+            },
+            Ok((Called::Never(kind), _)) => Err(kind),
+            Ok((Called::Unsent | Called::Unanswered, _)) | Err(_) => Ok(false),
+        }
+    }
+
+    /// All quotas, by tenant, and what the tenants have of them. Each core of each member is asked: while objects come and
+    /// go it is no picture of one moment.
+    ///
+    /// # Errors
+    /// `OfAllTenants`, as [`set_quota`](Self::set_quota). `TimedOut`, or what was last answered: a member could not be asked
+    /// before the deadline.
+    pub async fn quotas(&self) -> Result<Vec<TenantQuota>, StoreError> {
+        self.check_of_all()?;
+        let (until, map) = (time::now() + self.timeout, self.asking.map());
+        let asked = seats(&map).map(|to| {
+            let address = map.member(to.node).map(|member| member.address);
+            let of = move |kind| match address {
+                Some(address) => StoreError::at(address, kind),
+                None => StoreError::local(kind),
+            };
+            Box::pin(async move { self.quotas_at(to, until).await.map_err(of) })
+        });
+        let told = join_all(asked).await.into_iter();
+        let mut all: BTreeMap<String, TenantQuota> = BTreeMap::new();
+        for reply in told.collect::<Result<Vec<QuotaReply>, StoreError>>()? {
+            for told in reply.quotas {
+                let name = told.tenant.name().to_owned();
+                let of_tenant = all.entry(name.clone()).or_insert(TenantQuota {
+                    tenant: name,
+                    quota_bytes: told.quota_bytes,
+                    used_bytes: 0,
+                    lent_bytes: 0,
+                });
+                of_tenant.used_bytes = of_tenant.used_bytes.saturating_add(told.used_bytes);
+                of_tenant.lent_bytes = of_tenant.lent_bytes.saturating_add(told.credit_bytes);
+            }
+        }
+        Ok(all.into_values().collect())
+    }
+
+    async fn quotas_at(&self, to: Seat, until: Time) -> Result<QuotaReply, StoreErrorKind> {
+        let message = QuotaMessage { to, change: None };
+        let body = |version, out: &mut Vec<u8>| message.encode(version, out);
+        let asked = calls::ask_owner(&self.asking, to, Op::Quota, body, None, until);
+        let asked = asked.await;
+        let told = asked.and_then(|(version, reply)| match Status::from_code(reply.status) {
+            Status::Ok => Ok(QuotaReply::decode(version, &reply.body)?),
+            status => Err(StoreErrorKind::Refused(status)),
+        });
+        match told {
+            // It is a member no more: it has nothing of any quota.
+            Err(StoreErrorKind::Refused(Status::WrongSeat)) => Ok(QuotaReply::default()),
+            told => told,
+        }
+    }
+
+    /// What is of all tenants is for clients of the default one.
+    pub(super) fn check_of_all(&self) -> Result<(), StoreError> {
+        if *self.tenant() == Tenant::default() {
+            return Ok(());
+        }
+        Err(StoreError::local(StoreErrorKind::OfAllTenants))
+    }
+}
