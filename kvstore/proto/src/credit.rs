@@ -132,3 +132,6 @@ fn piece_bytes(quota_bytes: u64, cores: u64) -> u64 {
     let share = quota_bytes / cores.saturating_mul(PIECE_SHARE).max(1);
     share.clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX)
 }
+
+#[cfg(test)]
+mod tests;

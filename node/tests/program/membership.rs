@@ -185,6 +185,52 @@ fn everything_is_removed_by_who_says_that_it_is_meant() {
 }
 
 #[test]
+fn a_tenants_quota_is_set_shown_and_removed() {
+    let town = Town::new();
+    let nodes = [1, 2].map(|id| Node::spawn(&mut town.member(id, &[])));
+    town::await_members(&nodes[0], 2);
+    let all = nodes[0].address();
+    let quota = ["cluster", "quota", "--nodes", all];
+    let of_quota = |more: &[&str]| run(&[&quota[..], more].concat());
+    assert_eq!(
+        of_quota(&[]).ended_with(0).text(),
+        "no tenant has a quota\n"
+    );
+    let set = of_quota(&["--tenant", "a", "--memory", "1MiB", "--json"]);
+    let expected = serde_json::json!({ "tenant": "a", "quota_bytes": 1 << 20 });
+    assert_eq!(set.ended_with(0).json(), expected);
+    let shown = || of_quota(&["--json"]).ended_with(0).json()["quotas"].clone();
+    await_that("all members know it", || {
+        shown()[0]["quota_bytes"] == 1 << 20
+    });
+    for number in 0..40 {
+        let key = format!("key-{number}");
+        let put = ["put", "--nodes", all, "--tenant", "a", &key];
+        run_with_input(&put, &[7; 100_000]).ended_with(0);
+    }
+    let used = |quotas: &Value| quotas[0]["used_bytes"].as_u64().expect("a number");
+    let quotas = shown();
+    assert!((100_000..=1 << 20).contains(&used(&quotas)), "{quotas}");
+    let text = of_quota(&[]).ended_with(0);
+    assert!(text.text().contains("1MiB"), "{}", text.text());
+    let first = ["get", "--nodes", all, "--tenant", "a", "key-0"];
+    run(&first).ended_with(3);
+
+    for (wrong, said) in [
+        (&["--tenant", "a"][..], "--memory"),
+        (&["--tenant", "a", "--memory", "0"], "above zero"),
+        (&["--memory", "1MiB"], "--tenant"),
+        (&["--tenant", "a", "--memory", "1MiB", "--none"], "--none"),
+    ] {
+        let refused = of_quota(wrong).ended_with(2);
+        assert!(refused.stderr.contains(said), "{}", refused.stderr);
+    }
+    let none = of_quota(&["--tenant", "a", "--none"]).ended_with(0);
+    assert_eq!(none.text(), "tenant a may have whatever others leave it\n");
+    await_that("none is known", || shown() == serde_json::json!([]));
+}
+
+#[test]
 fn a_cluster_needs_somewhere_to_be_coordinated() {
     let arguments = ["serve", "--memory", "8MiB", "--cluster", "test"];
     let output = lunette(&arguments).output().expect("it starts");

@@ -26,7 +26,7 @@ use crate::scrape::{Families, address, ask, get, health, scrape, value};
 use crate::town::{Town, await_members, is_there, put, with_client};
 
 /// Each family, and what moves it in [`each_metric_is_moved`]. Nothing is told that is not here.
-const FAMILIES: [(&str, &str); 43] = [
+const FAMILIES: [(&str, &str); 45] = [
     ("info", CONSTANT),
     ("memory_capacity_bytes", CONSTANT),
     ("state", "joining, serving, fenced"),
@@ -91,6 +91,8 @@ const FAMILIES: [(&str, &str); 43] = [
     ("queue_pairs", OF_ADAPTERS),
     ("tenant_copies", "a put of a tenant"),
     ("tenant_memory_bytes", "a put of a tenant"),
+    ("tenant_quota_bytes", "a quota"),
+    ("tenant_credit_bytes", "a put of a tenant with a quota"),
 ];
 
 const CONSTANT: &str = "nothing";
@@ -98,7 +100,9 @@ const CONSTANT: &str = "nothing";
 const OF_ADAPTERS: &str = "adapters";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 23] = [
+const OF_MEMBERS: [&str; 25] = [
+    "tenant_quota_bytes",
+    "tenant_credit_bytes",
     "handed_over_puts_total",
     "tenant_copies",
     "tenant_memory_bytes",
@@ -161,6 +165,20 @@ fn put_of_tenant(node: &Node) {
     for number in 0..12 {
         let key = format!("of-tenant-{number}");
         run_with_input(&[&of_tenant[..], &[&key]].concat(), b"value").ended_with(0);
+    }
+    let quota = [
+        "cluster",
+        "quota",
+        "--nodes",
+        node.address(),
+        "--tenant",
+        "a\"b",
+        "--memory",
+        "1MiB",
+    ];
+    run(&quota).ended_with(0);
+    for family in ["tenant_quota_bytes", "tenant_credit_bytes"] {
+        await_above(node, family, "{core=\"0\",tenant=\"a\\\"b\"}", 0.0);
     }
     for family in ["tenant_copies", "tenant_memory_bytes"] {
         await_above(node, family, "{core=\"0\",tenant=\"a\\\"b\"}", 0.0);

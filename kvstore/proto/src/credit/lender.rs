@@ -13,7 +13,7 @@ use crate::placement::{Seat, has_seat, seats};
 use crate::tenant::TenantTag;
 
 /// Most cores that are told at a time that there is more.
-const HUNGRY_MAX: usize = 8;
+pub(super) const HUNGRY_MAX: usize = 8;
 
 type Out<'a> = &'a mut Vec<CreditAction>;
 

@@ -9,6 +9,7 @@
 
 mod clear;
 mod coordinator;
+mod quota;
 mod status;
 
 use std::env;
@@ -47,7 +48,9 @@ impl MembershipArguments {
     pub(crate) const fn log(&self) -> Option<&LogArguments> {
         match &self.command {
             MembershipCommand::Coordinator(arguments) => Some(&arguments.log),
-            MembershipCommand::Status(_) | MembershipCommand::Clear(_) => None,
+            MembershipCommand::Status(_)
+            | MembershipCommand::Clear(_)
+            | MembershipCommand::Quota(_) => None,
         }
     }
 }
@@ -57,6 +60,7 @@ enum MembershipCommand {
     Coordinator(CoordinatorArguments),
     Status(StatusArguments),
     Clear(ClearArguments),
+    Quota(QuotaArguments),
 }
 
 /// Run a coordinator, until SIGINT or SIGTERM: for clusters without an etcd.
@@ -111,6 +115,30 @@ pub(crate) struct ClearArguments {
     /// That it is meant: nothing brings the objects back.
     #[arg(long)]
     yes: bool,
+}
+
+/// Show how much memory of a cluster tenants may have, and have; or set it for one.
+///
+/// A quota is of the memory of all members, and of all copies. What a tenant puts beyond it takes the place of something of its
+/// own, on a drive or nowhere. It is kept at the coordinator, and holds until it is set again.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette cluster quota --nodes 127.0.0.1:7400
+  lunette cluster quota --nodes 127.0.0.1:7400 --tenant a --memory 64GiB
+  lunette cluster quota --nodes 127.0.0.1:7400 --tenant a --none")]
+pub(crate) struct QuotaArguments {
+    #[command(flatten)]
+    cluster: ClusterArguments,
+    /// Whose quota is to be another.
+    #[arg(long, value_name = "NAME", value_parser = parse_tenant)]
+    tenant: Option<Tenant>,
+    /// How much the tenant may have.
+    #[arg(long, value_name = "SIZE", value_parser = Size::parse, requires = "tenant")]
+    memory: Option<Size>,
+    /// That the tenant may have whatever others leave it.
+    #[arg(long, requires = "tenant", conflicts_with = "memory")]
+    none: bool,
 }
 
 /// Which cluster a node is to be a member of.
@@ -268,5 +296,6 @@ pub(crate) fn membership(arguments: &MembershipArguments, as_json: bool) -> Resu
         MembershipCommand::Coordinator(arguments) => coordinator::run(arguments, as_json),
         MembershipCommand::Status(arguments) => status::run(arguments, as_json),
         MembershipCommand::Clear(arguments) => clear::run(arguments, as_json),
+        MembershipCommand::Quota(arguments) => quota::run(arguments, as_json),
     }
 }

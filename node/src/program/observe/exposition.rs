@@ -449,6 +449,36 @@ fn append_tenants(text: &mut Text, reports: &[CoreReport]) {
             }
         }
     }
+    append_quotas(text, reports);
+}
+
+/// Of those that have quotas.
+fn append_quotas(text: &mut Text, reports: &[CoreReport]) {
+    type Value = fn(&TenantReport) -> Option<u64>;
+    let families: [(&str, &str, Value); 2] = [
+        (
+            "tenant_quota_bytes",
+            "What a tenant may have of all members' memory.",
+            |tenant| tenant.quota_bytes,
+        ),
+        (
+            "tenant_credit_bytes",
+            "What of that it may have here without asking.",
+            |tenant| tenant.credit_bytes,
+        ),
+    ];
+    for (name, help, value) in families {
+        text.family(name, help, "gauge");
+        for report in reports {
+            for tenant in &report.tenants {
+                if let Some(value) = value(tenant) {
+                    let (core, word) = (core_label(report), escaped(&tenant.name));
+                    let labels = format!("{core},tenant=\"{word}\"");
+                    text.sample(name, &labels, value);
+                }
+            }
+        }
+    }
 }
 
 /// As the value of a label.
