@@ -110,10 +110,13 @@ async fn quotas_are_set_and_told(coordinator: SocketAddr, prefix: &str) {
 /// As many as can be, and changes that nobody waits for.
 async fn quotas_are_bounded(coordinator: SocketAddr, prefix: &str) {
     let [one, other] = two(coordinator, prefix).await;
+    let started = time::now();
     for number in 0..QUOTAS_MAX {
         let set = one.set_quota(&format!("t{number:02}"), Some(1)).await;
         assert_eq!(set, Ok(()));
     }
+    // None waits until the member has something else to do, a third of its lease later.
+    assert!(time::now().since(started) < Duration::from_secs(20));
     let more = one.set_quota("z", Some(1)).await;
     assert_eq!(more, Err(QuotaRefusal::TooMany));
     assert_eq!(one.set_quota("t30", Some(2)).await, Ok(()));

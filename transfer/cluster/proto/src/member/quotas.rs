@@ -94,18 +94,12 @@ impl KnownQuotas {
         self.has_more && self.kept.len() < QUOTAS_MAX
     }
 
-    /// The coordinator has made this member's own change. It counts before the watch has told it,
-    /// which was there already if it has told all up to `told`.
-    pub(super) fn set_early(
-        &mut self,
-        name: &str,
-        bytes: Option<u64>,
-        made: Revision,
-        told: Revision,
-    ) {
+    /// The coordinator has made this member's own change. It counts until the watch has told it, which
+    /// may be so already: the next [`refresh`](Self::refresh) knows.
+    pub(super) fn set_early(&mut self, name: &str, bytes: Option<u64>, made: Revision) {
         let has_room = self.early.len() < QUOTA_CHANGES_MAX || self.early.contains_key(name);
         // Without room, the watch tells it soon enough.
-        if made > told && has_room {
+        if has_room {
             self.early.insert(name.to_owned(), Early { bytes, made });
             self.is_stale = true;
         }
@@ -369,8 +363,8 @@ mod tests {
     #[test]
     fn own_changes_count_until_the_watch_has_told_them() {
         let mut known = read(2);
-        known.set_early("k00", Some(70), Revision(8), Revision(5));
-        known.set_early("k01", None, Revision(9), Revision(5));
+        known.set_early("k00", Some(70), Revision(8));
+        known.set_early("k01", None, Revision(9));
         assert!(known.refresh(Revision(5)));
         assert_eq!(list(&known), [("k00", 70)]);
         assert_eq!(known.modified("k00"), Revision(8));
@@ -389,12 +383,23 @@ mod tests {
     }
 
     #[test]
+    fn own_changes_are_not_believed_of_a_coordinator_that_has_lost_them() {
+        let mut known = read(2);
+        known.set_early("k00", Some(70), Revision(8));
+        assert!(known.refresh(Revision(5)));
+        known.reset([("k00", &pair(1, 3))].into_iter());
+        known.refresh(Revision(3));
+        assert_eq!(list(&known), [("k00", 1)]);
+        assert_eq!(known.modified("k00"), Revision(3));
+    }
+
+    #[test]
     fn what_the_watch_has_told_is_not_taken_back() {
         let mut known = read(1);
         known.put("k00", &pair(2, 6)).unwrap();
         known.remove("k00");
         known.refresh(Revision(7));
-        known.set_early("k00", Some(2), Revision(6), Revision(7));
+        known.set_early("k00", Some(2), Revision(6));
         assert!(!known.refresh(Revision(7)) && known.quotas().is_empty());
     }
 
@@ -402,11 +407,11 @@ mod tests {
     fn own_changes_ahead_of_the_watch_are_bounded() {
         let mut known = KnownQuotas::default();
         for n in 0..=QUOTA_CHANGES_MAX {
-            known.set_early(&format!("k{n:02}"), Some(1), Revision(9), Revision(5));
+            known.set_early(&format!("k{n:02}"), Some(1), Revision(9));
         }
         known.refresh(Revision(5));
         assert_eq!(known.quotas().len(), QUOTA_CHANGES_MAX);
-        known.set_early("k00", Some(2), Revision(10), Revision(5));
+        known.set_early("k00", Some(2), Revision(10));
         known.refresh(Revision(5));
         assert_eq!(known.quotas().get("k00"), Some(2));
     }
@@ -414,8 +419,8 @@ mod tests {
     #[test]
     fn others_are_counted_as_they_will_be() {
         let mut known = read(3);
-        known.set_early("e", Some(1), Revision(6), Revision(5));
-        known.set_early("k00", None, Revision(7), Revision(5));
+        known.set_early("e", Some(1), Revision(6));
+        known.set_early("k00", None, Revision(7));
         let mut changes = QuotaChanges::default();
         assert_eq!(changes.others(&known, "k01"), 2, "k02 and e");
         changes.push("x", Some(1));

@@ -112,8 +112,7 @@ impl Member {
             return;
         };
         let change = self.quota_changes.take_first().expect("it is the first");
-        let told = self.view.revision;
-        (self.view.quotas).set_early(&change.name, change.bytes, made, told);
+        (self.view.quotas).set_early(&change.name, change.bytes, made);
         self.tell_quotas();
         self.actions.push_back(Action::QuotaSet(ticket));
     }

@@ -332,6 +332,7 @@ fn what_was_made_although_its_answer_is_lost_is_made_once() {
         bench.run(RETRY_MAX);
         assert_eq!(bench.coordinator.revision(), made);
         assert_eq!(bench.take_told(), [Action::QuotasChanged, set(ticket)]);
+        assert_eq!(bench.tries() as u64, 2 * ticket);
         bench.is_watch_held = false;
         bench.soon();
         assert!(bench.told.is_empty());
