@@ -36,6 +36,12 @@ create_exception!(
 );
 create_exception!(
     lunette,
+    OverQuota,
+    NoRoom,
+    "What the tenant has pinned for ever leaves too little of its quota: remove some of it, or raise the quota."
+);
+create_exception!(
+    lunette,
     Unknown,
     StoreException,
     "It is not known whether a write or a removal was done, now or later."
@@ -85,6 +91,7 @@ pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("Unavailable", py.get_type::<Unavailable>())?;
     module.add("TimedOut", py.get_type::<TimedOut>())?;
     module.add("NoRoom", py.get_type::<NoRoom>())?;
+    module.add("OverQuota", py.get_type::<OverQuota>())?;
     module.add("Unknown", py.get_type::<Unknown>())?;
     module.add("Invalid", py.get_type::<Invalid>())?;
     module.add("InvalidKey", py.get_type::<InvalidKey>())?;
@@ -102,9 +109,8 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
     }
     match error.kind {
         StoreErrorKind::Interrupted => Unknown::new_err(said),
-        StoreErrorKind::Refused(Status::Full | Status::PinnedFull | Status::OverQuota) => {
-            NoRoom::new_err(said)
-        }
+        StoreErrorKind::Refused(Status::OverQuota) => OverQuota::new_err(said),
+        StoreErrorKind::Refused(Status::Full | Status::PinnedFull) => NoRoom::new_err(said),
         StoreErrorKind::TimedOut => TimedOut::new_err(said),
         StoreErrorKind::Key(_) => InvalidKey::new_err(said),
         StoreErrorKind::ValueTooLong { .. }
@@ -116,7 +122,9 @@ pub(crate) fn of_store(error: &StoreError) -> PyErr {
         | StoreErrorKind::OutOfRange { .. }
         | StoreErrorKind::NotOfDevice
         | StoreErrorKind::Call(CallError::TooLong { .. })
-        | StoreErrorKind::Refused(Status::TooLarge | Status::Unfinished) => Invalid::new_err(said),
+        | StoreErrorKind::Refused(Status::TooLarge | Status::Unfinished | Status::TooManyQuotas) => {
+            Invalid::new_err(said)
+        }
         StoreErrorKind::ShutDown => Closed::new_err(said),
         _ if error.is_retryable() || error.is_backpressure() => Unavailable::new_err(said),
         _ => StoreException::new_err(said),

@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use lunette_kvstore::{
     StoreHandle, TierOptions, ToPut,
 };
 use lunette_kvstore_proto::retention::{GroupId, PIN_TTL_MAX, Parent, Pin};
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::WriteKind;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
@@ -260,6 +262,27 @@ impl NativeStore {
             cleared => cleared.map(|_cleared| None),
         };
         cleared.map_err(|error| of_store(&error))
+    }
+
+    /// A tenant's quota in bytes; `None`: whatever others leave it.
+    fn set_quota(
+        &self,
+        py: Python<'_>,
+        tenant: &str,
+        quota_bytes: Option<NonZeroU64>,
+    ) -> PyResult<()> {
+        let tenant = Tenant::named(tenant);
+        let tenant = tenant.map_err(|fault| Invalid::new_err(fault.to_string()))?;
+        let set = wait(py, self.handle()?.set_quota(tenant, quota_bytes))?;
+        set.map_err(|error| of_store(&error))
+    }
+
+    /// Of each tenant that has a quota its name, the quota, what it uses and what of it is lent, in bytes.
+    fn quotas(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64, u64)>> {
+        let quotas = wait(py, self.handle()?.quotas())?;
+        let quotas = quotas.map_err(|error| of_store(&error))?.into_iter();
+        let quotas = quotas.map(|of| (of.tenant, of.quota_bytes, of.used_bytes, of.lent_bytes));
+        Ok(quotas.collect())
     }
 
     /// Some of the keys that begin so, and where to go on, if there are more.

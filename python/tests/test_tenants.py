@@ -1,5 +1,7 @@
 """Tenants of one cluster do not meet, from both faces."""
 
+import math
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -82,3 +84,47 @@ def test_tenants_as_mooncake_has_them(alone):
     assert [store.is_exist("key") for store in stores] == [1, 0, 1, 1]
     for store in stores:
         store.close()
+
+
+def eventually(holds) -> None:
+    for _ in range(500):
+        if holds():
+            return
+        time.sleep(0.01)
+    raise AssertionError("in time")
+
+
+def test_a_tenant_has_no_more_than_its_quota(alone):
+    with (
+        lunette.Store.member([alone.address], memory_bytes=64 << 20) as store,
+        lunette.Store.connect([store.address], tenant="a") as tenant,
+    ):
+        assert store.quotas() == {}
+        store.set_quota("a", 1 << 20)
+        eventually(lambda: "a" in store.quotas())
+        for number in range(200):
+            assert tenant.put(f"key/{number}", VALUE)
+        quota = store.quotas()["a"]
+        assert quota.quota_bytes == 1 << 20
+        assert 1 << 19 < quota.used_bytes <= quota.lent_bytes <= 1 << 20
+        assert 30 < sum(tenant.exists([f"key/{number}" for number in range(200)])) < 64
+        tenant.clear()
+        with pytest.raises(lunette.OverQuota, match="OverQuota"):
+            for number in range(200):
+                tenant.put(f"pinned/{number}", VALUE, pin_s=math.inf)
+        config = ReplicateConfig()
+        config.with_hard_pin = True
+        same = MooncakeDistributedStore()
+        given = ("127.0.0.1", "", 0, 0, "tcp", "", alone.address, None, False, "", "a")
+        assert same.setup(*given) == 0
+        assert same.put("pinned", VALUE, config) == -1700
+        same.close()
+        store.set_quota("a", None)
+        eventually(lambda: store.quotas() == {})
+        assert tenant.put("more", VALUE, pin_s=math.inf)
+        for name, quota_bytes in [("", 1), ("a", 0), ("a", -1), ("a", 1 << 64)]:
+            with pytest.raises(lunette.Invalid):
+                store.set_quota(name, quota_bytes)
+        for refused in [tenant.quotas, lambda: tenant.set_quota("a", None)]:
+            with pytest.raises(lunette.Invalid, match="all tenants"):
+                refused()

@@ -38,6 +38,7 @@ from ._native import (
     NativeReservation,
     NativeStore,
     NoRoom,
+    OverQuota,
     StoreError,
     TimedOut,
     Unavailable,
@@ -60,6 +61,8 @@ __all__ = [
     "Landing",
     "Location",
     "NoRoom",
+    "OverQuota",
+    "Quota",
     "Reservation",
     "Store",
     "StoreError",
@@ -129,6 +132,17 @@ class Location(NamedTuple):
     nodes: list[str]
     """The members that have a copy, as `ADDRESS:PORT`, the best first. Of a long object, which is in parts, those that
     have parts, most of them first."""
+
+
+class Quota(NamedTuple):
+    """How much memory of all members a tenant may have, and has."""
+
+    quota_bytes: int
+    """What its objects may take, all copies counted, in bytes."""
+    used_bytes: int
+    """What they take."""
+    lent_bytes: int
+    """What of the quota is lent to cores, which use it without asking."""
 
 
 class _Closing:
@@ -465,6 +479,18 @@ class Store(_Closing):
             yield from keys
             if after is None:
                 return
+
+    def set_quota(self, tenant: str, quota_bytes: int | None) -> None:
+        """How much memory of all members a tenant's objects may take, all copies counted, in bytes; `None`: whatever others leave
+        it. What it puts beyond that takes the place of something of its own. It is kept at the coordinator, and holds until it is
+        set again. For stores of the default tenant; `Invalid` for others, and where 31 tenants have one."""
+        if quota_bytes is not None and not 0 < quota_bytes < 1 << 64:
+            raise Invalid(f"a quota is above 0, and {quota_bytes} is not what memory can be")
+        self._native.set_quota(tenant, quota_bytes)
+
+    def quotas(self) -> dict[str, Quota]:
+        """The quotas of all tenants that have one, and what they have of it. For stores of the default tenant."""
+        return {name: Quota(*of) for name, *of in self._native.quotas()}
 
     def clear(self) -> None:
         """Removes every object, on all members, whoever wrote it. Of a tenant other than the default one: what that has, key

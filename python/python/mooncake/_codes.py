@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lunette._native import Closed, Corrupt, Invalid, InvalidKey, NoRoom, StoreError, Unavailable, Unknown
+from lunette._native import (
+    Closed,
+    Corrupt,
+    Invalid,
+    InvalidKey,
+    NoRoom,
+    OverQuota,
+    StoreError,
+    Unavailable,
+    Unknown,
+)
 
 OK = 0
 INTERNAL_ERROR = -1
@@ -15,9 +25,11 @@ OBJECT_ALREADY_EXISTS = -705
 TRANSFER_FAIL = -800
 RPC_FAIL = -900
 DFS_UNAVAILABLE = -1601
+TENANT_QUOTA_EXCEEDED = -1700
 
 # The first that fits. Whoever gets RPC_FAIL may use the buffers again: nothing is under way any more.
 _CODES: tuple[tuple[type[StoreError], int], ...] = (
+    (OverQuota, TENANT_QUOTA_EXCEEDED),
     (NoRoom, NO_AVAILABLE_HANDLE),
     (Invalid, INVALID_PARAMS),
     (Closed, INVALID_PARAMS),
