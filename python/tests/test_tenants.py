@@ -96,7 +96,7 @@ def eventually(holds) -> None:
 
 def test_a_tenant_has_no_more_than_its_quota(alone):
     with (
-        lunette.Store.member([alone.address], memory_bytes=64 << 20) as store,
+        lunette.Store.member([alone.address], cluster="mooncake", memory_bytes=64 << 20) as store,
         lunette.Store.connect([store.address], tenant="a") as tenant,
     ):
         assert store.quotas() == {}

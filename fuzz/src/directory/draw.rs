@@ -54,13 +54,14 @@ pub(crate) fn credit_news(source: &mut impl Source) -> CreditNews {
         0 => u64::MAX,
         _ => u64::from(source.u8()) << 12,
     };
-    let (one, other) = (bytes(), bytes());
+    let (one, other, third) = (bytes(), bytes(), bytes());
     match source.below(3) {
         0 => CreditNews::Use {
             tenant,
             number,
             have_bytes: one,
             want_bytes: other,
+            need_bytes: third,
         },
         1 => CreditNews::Lent {
             tenant,

@@ -17,7 +17,9 @@
 //!     |                         |-------- wanted ------------------>|  and so on
 //! ```
 //!
-//! Where cores want more than the quota, each has what it wants, or else as much as any other (max-min fairness).
+//! Where cores want more than the quota, each has what it wants, or else as much as any other (max-min fairness), but no less
+//! than an object takes: shares into which none fits are of use to nobody. A core that has less than what it is to keep next is
+//! given that by those that have most.
 //!
 //! What a core says that it has is the larger of its credit and of what it uses. So the lender counts what was lent until it is
 //! given back, and the sum of all that may be used stays within the quota. It may be more: for as long as a quota that was
@@ -63,6 +65,8 @@ pub const NO_MORE_WAIT: Duration = Duration::from_secs(1);
 /// How long a lender that is new waits for what all cores have, before it lends without.
 pub const SETTLE_WAIT: Duration = Duration::from_secs(2);
 
+/// For how long what was wanted last is wanted still: until it is asked for again.
+const WANTED_FOR: Duration = Duration::from_secs(2 * NO_MORE_WAIT.as_secs());
 /// Each core has one such part of a quota as its piece, divided by the number of cores.
 const PIECE_SHARE: u64 = 8;
 /// Keeps the homes of tenants apart from those of keys: the fraction bits of the square root of 7.
@@ -92,6 +96,8 @@ pub enum CreditNews {
         have_bytes: u64,
         /// What it would use, in bytes.
         want_bytes: u64,
+        /// How much it cannot do without: the length of what waits for room, 0 if nothing does.
+        need_bytes: u64,
     },
     /// To a borrower: what it may use from now on.
     Lent {

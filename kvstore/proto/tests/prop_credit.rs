@@ -267,7 +267,37 @@ impl World {
     }
 }
 
-fn run(steps: Vec<Step>, wants: &[u64]) -> Result<(), TestCaseError> {
+/// An object of which three fit, and some cores of which each is to keep one.
+const LARGE_BYTES: u64 = QUOTA_BYTES / 3 - PIECE_BYTES_MIN;
+
+/// However the quota is divided by then: what is put last finds room somewhere, and there.
+fn large_objects_find_room(world: &mut World, turns: &[usize]) -> Result<(), TestCaseError> {
+    for &turn in turns {
+        let seat = world.nth(turn);
+        let is_put = |world: &mut World| {
+            world.cores.get_mut(&seat).expect("a core").used_bytes = 0;
+            world.put(seat, LARGE_BYTES);
+            world.cores[&seat].used_bytes > 0
+        };
+        let mut is_done = false;
+        for _ in 0..400 {
+            world.tick(20);
+            let messages = std::mem::take(&mut world.under_way);
+            messages
+                .into_iter()
+                .for_each(|message| world.deliver(message));
+            is_done = is_put(world);
+            if is_done {
+                break;
+            }
+        }
+        prop_assert!(is_done, "{:?}", seat);
+        prop_assert!(world.all_bytes() <= QUOTA_BYTES, "{}", world.all_bytes());
+    }
+    Ok(())
+}
+
+fn run(steps: Vec<Step>, wants: &[u64]) -> Result<World, TestCaseError> {
     let mut world = World::new();
     for step in steps {
         world.step(step);
@@ -297,7 +327,7 @@ fn run(steps: Vec<Step>, wants: &[u64]) -> Result<(), TestCaseError> {
             fair_bytes
         );
     }
-    Ok(())
+    Ok(world)
 }
 
 proptest! {
@@ -305,7 +335,9 @@ proptest! {
     fn what_may_be_used_stays_within_the_quota(
         steps in vec(step(), 0..400),
         wants in vec(0..QUOTA_BYTES, 5),
+        turns in vec(0_usize..5, 0..12),
     ) {
-        run(steps, &wants)?;
+        let mut world = run(steps, &wants)?;
+        large_objects_find_room(&mut world, &turns)?;
     }
 }

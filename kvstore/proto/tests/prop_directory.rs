@@ -345,8 +345,8 @@ fn group_news() -> impl Strategy<Value = GroupNews> {
 }
 
 fn credit_news() -> impl Strategy<Value = CreditNews> {
-    (any::<[u64; 4]>(), any::<bool>(), 0..3).prop_map(
-        |([tenant, number, one, other], is, which)| {
+    (any::<[u64; 5]>(), any::<bool>(), 0..3).prop_map(
+        |([tenant, number, one, other, third], is, which)| {
             let tenant = TenantTag(tenant);
             match which {
                 0 => CreditNews::Use {
@@ -354,6 +354,7 @@ fn credit_news() -> impl Strategy<Value = CreditNews> {
                     number,
                     have_bytes: one,
                     want_bytes: other,
+                    need_bytes: third,
                 },
                 1 => CreditNews::Lent {
                     tenant,

@@ -4,6 +4,7 @@ mod putting;
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -69,6 +70,8 @@ pub(crate) struct Load {
     pub(crate) is_roomy: bool,
     /// How many copies writes ask for at most.
     pub(crate) copies_max: u8,
+    /// How much memory the tenant may have that is not the default one.
+    pub(crate) quota_bytes: Option<u64>,
     /// The adapters of its world, and which client it is.
     pub(crate) adapters: Option<(Rc<Adapters>, u8)>,
 }
@@ -297,6 +300,36 @@ impl Load {
         self.get(&client, 0).await;
         self.get(&client, 1).await;
         self.check_tenants(&client).await;
+        self.check_quota(&client).await;
+    }
+
+    /// Sets the quota, if there is to be one.
+    pub(crate) async fn set_quota(self) {
+        let Some(quota_bytes) = self.quota_bytes.and_then(NonZeroU64::new) else {
+            return;
+        };
+        let client = self.connect().await;
+        let tenant = tenant_of(KEYS - 1);
+        while let Err(error) = client.set_quota(&tenant, Some(quota_bytes)).await {
+            self.on_error("set a quota", &error.kind);
+        }
+    }
+
+    /// Nobody has more than they may, and all members know how much that is.
+    async fn check_quota(&self, client: &ClusterClient) {
+        let tenant = tenant_of(KEYS - 1);
+        let quotas = client.quotas().await.map_err(|error| error.kind);
+        let is_kept = quotas.as_ref().is_ok_and(|quotas| match &quotas[..] {
+            [of] => {
+                let is_meant = of.tenant == tenant.name() && Some(of.quota_bytes) == self.quota_bytes;
+                is_meant && of.used_bytes.max(of.lent_bytes) <= of.quota_bytes
+            }
+            quotas => quotas.is_empty() && self.quota_bytes.is_none(),
+        });
+        if !is_kept {
+            let text = format!("of {:?} there are {quotas:?}", self.quota_bytes);
+            self.ledger.borrow_mut().fail(self.log.now(), &text);
+        }
     }
 
     /// A tenant finds nothing under keys of others.

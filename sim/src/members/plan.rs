@@ -20,6 +20,8 @@ pub(super) const END: Time = at_ms(35_000);
 
 pub(super) const CLIENTS: u8 = 2;
 const MEMORY_BYTES: u64 = 64 << 20;
+/// Room for the longest values of all of a tenant's keys at one time, but not for many copies of each.
+const QUOTA_BYTES_MIN: u32 = 20 << 10;
 
 const fn at_ms(ms: u32) -> Time {
     Time::from_ns(ms as u64 * 1_000_000)
@@ -69,15 +71,17 @@ pub(super) struct Plan {
     /// Most copies that a write asks for.
     pub(super) copies_max: u8,
     pub(super) losses_per_mille: u32,
+    /// How much memory one of the tenants may have, if that is bounded.
+    pub(super) quota_bytes: Option<u64>,
     /// When an operator removes everything, if one does.
     pub(super) clear_at: Option<Time>,
     pub(super) faults: Vec<Planned>,
 }
 
 impl Plan {
-    /// Whether each node has room for everything.
+    /// Whether each node has room for everything, whosever it is.
     pub(super) const fn is_roomy(&self) -> bool {
-        self.memory_bytes == MEMORY_BYTES
+        self.memory_bytes == MEMORY_BYTES && self.quota_bytes.is_none()
     }
 
     /// What this seed makes.
@@ -94,8 +98,12 @@ impl Plan {
         }
         // Drawn apart, so that worlds without are what they have been.
         let draws_drives = SplitMix64::new(seed ^ 0x6472_6976).below(4) < 3;
+        let mut of_quota = SplitMix64::new(seed ^ 0x7175_6f74);
+        let has_quota = of_quota.below(3) == 0;
+        let quota_bytes = u64::from(QUOTA_BYTES_MIN + of_quota.below(QUOTA_BYTES_MIN));
         Self {
             nodes,
+            quota_bytes: has_quota.then_some(quota_bytes),
             has_drives: is_tight && draws_drives,
             cores: 1 + usize::from(small(&mut random, 2)),
             memory_bytes: if is_tight { 10 << 10 } else { MEMORY_BYTES },

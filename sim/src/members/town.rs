@@ -174,6 +174,7 @@ impl Town {
             timeout: TIMEOUT,
             is_roomy: self.plan.is_roomy(),
             copies_max: self.plan.copies_max,
+            quota_bytes: self.plan.quota_bytes,
             adapters: None,
         }
     }
@@ -260,6 +261,8 @@ impl Town {
             let _works = self.world.spawn(process, 0, || load.run(random));
             self.clients.push(process);
         }
+        let load = self.load();
+        let _sets = self.world.spawn(self.clients[0], 0, || load.set_quota());
         let (load, random) = (self.load(), self.world.draw());
         let _works = self.world.spawn(self.nodes[0], 0, || load.run(random));
     }

@@ -1,21 +1,25 @@
 //! What the tenants of one core may have of its memory.
 
-use core::time::Duration;
 use std::collections::BTreeMap;
 
 use lunette_cluster_proto::map::ClusterMap;
 use lunette_runtime_core::time::Time;
 
 use super::{
-    ASK_AGAIN, Credit, CreditAction, CreditNews, NO_MORE_WAIT, QUOTAS_MAX, lender_of, piece_bytes,
+    ASK_AGAIN, Credit, CreditAction, CreditNews, NO_MORE_WAIT, QUOTAS_MAX, WANTED_FOR, lender_of,
+    piece_bytes,
 };
 use crate::placement::{Seat, seats};
 use crate::tenant::TenantTag;
 
-/// For how long what was wanted last is wanted still: until it is asked for again.
-const WANTED_FOR: Duration = Duration::from_secs(2 * NO_MORE_WAIT.as_secs());
-
 type Out<'a> = &'a mut Vec<CreditAction>;
+
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    bytes: u64,
+    need_bytes: u64,
+    at: Time,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Loan {
@@ -30,8 +34,8 @@ struct Loan {
     told_bytes: u64,
     /// What was asked for.
     asked_bytes: u64,
-    /// What it would have had at last, and when.
-    wanted: (u64, Time),
+    /// What it would have had at last, how much of that waited for room, and when.
+    wanted: Wanted,
     /// When it was said, if it has not been answered.
     asked: Option<Time>,
     /// When it was last answered.
@@ -98,7 +102,11 @@ impl Borrower {
                 number: 0,
                 told_bytes: 0,
                 asked_bytes: 0,
-                wanted: (used_bytes, now),
+                wanted: Wanted {
+                    bytes: used_bytes,
+                    need_bytes: 0,
+                    at: now,
+                },
                 asked: None,
                 answered: None,
             });
@@ -150,7 +158,11 @@ impl Borrower {
             return;
         };
         let wanted_bytes = used_bytes.saturating_add(needed_bytes);
-        loan.wanted = (wanted_bytes, now);
+        loan.wanted = Wanted {
+            bytes: wanted_bytes,
+            need_bytes: needed_bytes,
+            at: now,
+        };
         let piece_bytes = piece_bytes(loan.quota_bytes, self.cores);
         if wanted_bytes.saturating_add(piece_bytes / 2) <= loan.max_bytes {
             return;
@@ -240,9 +252,11 @@ impl Borrower {
             return;
         };
         let piece_bytes = piece_bytes(loan.quota_bytes, self.cores);
-        let wanted_bytes = match loan.wanted {
-            (wanted_bytes, at) if now < at + WANTED_FOR => wanted_bytes.max(used_bytes),
-            _ => used_bytes,
+        let (wanted_bytes, need_bytes) = match loan.wanted {
+            wanted if now < wanted.at + WANTED_FOR => {
+                (wanted.bytes.max(used_bytes), wanted.need_bytes)
+            }
+            _ => (used_bytes, 0),
         };
         let ahead = wanted_bytes.saturating_add(piece_bytes / 2);
         let want_bytes = match wanted_bytes {
@@ -259,6 +273,7 @@ impl Borrower {
             number: loan.number,
             have_bytes: loan.told_bytes,
             want_bytes,
+            need_bytes,
         };
         out.push(CreditAction::Tell(lender, news));
     }

@@ -7,7 +7,8 @@ use lunette_runtime_core::time::Time;
 
 use super::fair::level_bytes;
 use super::{
-    ASK_AGAIN, CreditAction, CreditNews, NO_MORE_WAIT, QUOTAS_MAX, SETTLE_WAIT, lender_of,
+    ASK_AGAIN, CreditAction, CreditNews, NO_MORE_WAIT, QUOTAS_MAX, SETTLE_WAIT, WANTED_FOR,
+    lender_of,
 };
 use crate::placement::{Seat, has_seat, seats};
 use crate::tenant::TenantTag;
@@ -23,6 +24,7 @@ struct Lent {
     number: u64,
     bytes: u64,
     want_bytes: u64,
+    need_bytes: u64,
     heard: Time,
 }
 
@@ -39,6 +41,8 @@ struct Account {
     epoch: Epoch,
     /// When cores were last asked to say what they have.
     asked: BTreeMap<Seat, Time>,
+    /// How much less cores are to have for those that have too little for anything.
+    due: BTreeMap<Seat, u64>,
     /// When it was last looked whether more is lent than the quota.
     looked: Time,
 }
@@ -100,6 +104,7 @@ impl Lender {
             account.lent.retain(|&seat, _| has_seat(map, seat));
             account.unheard.retain(|&seat| has_seat(map, seat));
             account.asked.retain(|&seat, _| has_seat(map, seat));
+            account.due.retain(|&seat, _| has_seat(map, seat));
             if !unheard.is_empty() {
                 // One that comes back may have more than it would be lent.
                 account.unheard.extend(&unheard);
@@ -125,6 +130,7 @@ impl Lender {
                 since: now,
                 epoch: map.epoch(),
                 asked: BTreeMap::new(),
+                due: BTreeMap::new(),
                 looked: now,
             });
             account.quota_bytes = quota_bytes;
@@ -167,6 +173,7 @@ impl Lender {
             number,
             have_bytes,
             want_bytes,
+            need_bytes,
         } = news
         else {
             return;
@@ -187,6 +194,7 @@ impl Lender {
             number,
             bytes: have_bytes,
             want_bytes,
+            need_bytes,
             heard: now,
         };
         account.lent.insert(from, lent);
@@ -216,9 +224,12 @@ impl Account {
         others.fold(0, |sum, (_, lent)| sum.saturating_add(lent.bytes))
     }
 
+    /// What each may have: as much as others, but no less than the largest of what waits for room.
     fn level_bytes(&self) -> u64 {
         let wants = self.lent.values().map(|lent| lent.want_bytes);
-        level_bytes(self.quota_bytes, wants.collect())
+        let fair_bytes = level_bytes(self.quota_bytes, wants.collect());
+        let needs = self.lent.values().map(|lent| lent.need_bytes);
+        needs.fold(fair_bytes, u64::max)
     }
 
     /// What a core may have now, and whether it cannot have more. If so, others are asked what they need.
@@ -226,19 +237,42 @@ impl Account {
         let others_bytes = self.lent_but(Some(to));
         let level_bytes = self.level_bytes();
         let is_settled = self.is_settled(now);
+        let reserved_bytes = self.reserved_bytes(now, to);
         let lent = self.lent.get_mut(&to).expect("it has just been heard");
         let free_bytes = match is_settled {
             true => self.quota_bytes.saturating_sub(others_bytes),
             false => 0,
         };
+        let free_bytes = free_bytes.saturating_sub(reserved_bytes);
         let fair_bytes = lent.want_bytes.min(level_bytes);
-        let max_bytes = fair_bytes.min(free_bytes.max(lent.bytes));
+        let due_bytes = self.due.remove(&to).unwrap_or(0);
+        let kept_bytes = lent.bytes.saturating_sub(due_bytes);
+        let max_bytes = fair_bytes.min(free_bytes.max(kept_bytes));
         lent.bytes = lent.bytes.max(max_bytes);
         let is_last = max_bytes < lent.want_bytes && is_settled;
+        let missing_bytes = self.missing_bytes(&self.lent[&to]);
         if is_last {
             self.recall(now, tenant, (Some(to), level_bytes), out);
         }
+        if is_last && missing_bytes > 0 {
+            self.call_in(now, tenant, (to, missing_bytes), out);
+        }
         (max_bytes, is_last)
+    }
+
+    /// What others have too little for, of late.
+    fn reserved_bytes(&self, now: Time, except: Seat) -> u64 {
+        let others = self.lent.iter().filter(|&(&seat, _)| seat != except);
+        let late = others.filter(|(_, lent)| now < lent.heard + WANTED_FOR);
+        late.fold(0, |sum, (_, lent)| {
+            sum.saturating_add(self.missing_bytes(lent))
+        })
+    }
+
+    /// What one has too little for what waits there.
+    fn missing_bytes(&self, lent: &Lent) -> u64 {
+        let need_bytes = lent.need_bytes.min(self.quota_bytes);
+        need_bytes.saturating_sub(lent.bytes)
     }
 
     /// More may have been lent than there is: by others, or of a quota that was larger.
@@ -263,6 +297,35 @@ impl Account {
         });
         let others: Vec<Seat> = others.map(|(&seat, _)| seat).collect();
         for seat in others {
+            self.ask(now, tenant, seat, out);
+        }
+    }
+
+    /// Has those that have most give so much for one that has too little for anything.
+    fn call_in(
+        &mut self,
+        now: Time,
+        tenant: TenantTag,
+        (to, missing_bytes): (Seat, u64),
+        out: Out<'_>,
+    ) {
+        let free_bytes = self.quota_bytes.saturating_sub(self.lent_but(None));
+        let due = self
+            .due
+            .values()
+            .fold(free_bytes, |sum, &due| sum.saturating_add(due));
+        let mut missing_bytes = missing_bytes.saturating_sub(due);
+        let others = self.lent.iter().filter(|&(&seat, _)| seat != to);
+        let mut others: Vec<(u64, Seat)> = others.map(|(&seat, lent)| (lent.bytes, seat)).collect();
+        others.sort_unstable_by(|one, other| other.cmp(one));
+        for (bytes, seat) in others {
+            if missing_bytes == 0 {
+                break;
+            }
+            let due = self.due.entry(seat).or_default();
+            let more = missing_bytes.min(bytes.saturating_sub(*due));
+            *due += more;
+            missing_bytes -= more;
             self.ask(now, tenant, seat, out);
         }
     }

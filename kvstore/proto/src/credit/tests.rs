@@ -46,11 +46,16 @@ fn told(out: &mut Vec<CreditAction>) -> Vec<(Seat, CreditNews)> {
 }
 
 fn says(number: u64, have_bytes: u64, want_bytes: u64) -> CreditNews {
+    needs(number, have_bytes, want_bytes, 0)
+}
+
+fn needs(number: u64, have_bytes: u64, want_bytes: u64, need_bytes: u64) -> CreditNews {
     CreditNews::Use {
         tenant: TENANT,
         number,
         have_bytes,
         want_bytes,
+        need_bytes,
     }
 }
 
@@ -77,7 +82,7 @@ fn borrower() -> (Borrower, Seat) {
     borrower.want(at(2), TENANT, (0, MIB), &mut out);
     assert_eq!(
         told(&mut out),
-        [(lender, says(2, 0, 2 * MIB))],
+        [(lender, needs(2, 0, 2 * MIB, MIB))],
         "a piece ahead"
     );
     borrower.on_news(at(3), lender, lent(2, 2 * MIB, false), |_| 0, &mut out);
@@ -92,14 +97,21 @@ fn who_has_enough_asks_nobody_and_who_runs_short_asks_ahead() {
     borrower.want(at(4), TENANT, (MIB, MIB / 2), &mut out);
     assert_eq!(told(&mut out), [], "half a piece is left");
     borrower.want(at(4), TENANT, (MIB, MIB / 2 + 1), &mut out);
-    assert_eq!(told(&mut out), [(lender, says(3, 2 * MIB, 3 * MIB))]);
+    assert_eq!(
+        told(&mut out),
+        [(lender, needs(3, 2 * MIB, 3 * MIB, MIB / 2 + 1))]
+    );
     borrower.want(at(5), TENANT, (MIB, MIB), &mut out);
     assert_eq!(told(&mut out), [], "it is being asked");
     borrower.on_tick(at(103), |_| MIB, &mut out);
     assert_eq!(told(&mut out), []);
     borrower.on_tick(at(104), |_| MIB, &mut out);
     let again = told(&mut out);
-    assert_eq!(again, [(lender, says(4, 2 * MIB, 3 * MIB))], "it was lost");
+    assert_eq!(
+        again,
+        [(lender, needs(4, 2 * MIB, 3 * MIB, MIB))],
+        "it was lost"
+    );
     // An answer to what was said before means nothing any more, nor what another says.
     for (from, number) in [(lender, 3), (seat(3), 4)] {
         borrower.on_news(
@@ -126,7 +138,7 @@ fn who_can_have_no_more_asks_seldom_unless_there_is_more() {
     let (mut borrower, lender) = borrower();
     let mut out = Vec::new();
     borrower.want(at(10), TENANT, (2 * MIB, MIB), &mut out);
-    assert_eq!(told(&mut out), [(lender, says(3, 2 * MIB, 4 * MIB))]);
+    assert_eq!(told(&mut out), [(lender, needs(3, 2 * MIB, 4 * MIB, MIB))]);
     borrower.on_news(
         at(11),
         lender,
@@ -141,7 +153,7 @@ fn who_can_have_no_more_asks_seldom_unless_there_is_more() {
     }
     // What it has wanted of late it wants still.
     borrower.on_news(at(1010), lender, WANTED, |_| 2 * MIB, &mut out);
-    assert_eq!(told(&mut out), [(lender, says(4, 2 * MIB, 4 * MIB))]);
+    assert_eq!(told(&mut out), [(lender, needs(4, 2 * MIB, 4 * MIB, MIB))]);
     borrower.on_news(at(1010), lender, WANTED, |_| 2 * MIB, &mut out);
     assert_eq!(told(&mut out), [], "it has just said it");
     borrower.on_news(
@@ -309,11 +321,41 @@ fn who_has_more_than_all_may_is_asked_and_who_has_less_is_told() {
 }
 
 #[test]
+fn who_has_too_little_for_anything_is_given_that_by_those_who_have_most() {
+    let (mut lender, _) = lender(4);
+    let mut out = Vec::new();
+    let mut say = |at_ms, node, news| {
+        lender.on_news(at(at_ms), (seat(node), Epoch(1)), news, &mut out);
+        told(&mut out)
+    };
+    // An object takes more than a fourth of the quota: there is room for three.
+    let object = 5 * MIB;
+    for node in 1..=3 {
+        let heard = say(201, node, needs(2, 0, object, object));
+        assert_eq!(heard, [(seat(node), lent(2, object, false))]);
+    }
+    let heard = say(202, 4, needs(2, 0, object, object));
+    let (answer, asked) = heard.split_last().expect("an answer");
+    assert_eq!(*answer, (seat(4), lent(2, MIB, true)), "what is free");
+    let [(giver, WANTED)] = *asked else {
+        panic!("one is asked: {asked:?}");
+    };
+    // It may have as much as any other, but for what is missing there.
+    let heard = say(203, giver.node.0, needs(3, object, object, 0));
+    let left = object - (object - MIB);
+    assert_eq!(heard, [(giver, lent(3, left, true))]);
+    let heard = say(304, giver.node.0, says(4, left, left));
+    assert_eq!(heard, [(giver, lent(4, left, false)), (seat(4), WANTED)]);
+    let heard = say(305, 4, needs(3, MIB, object, object));
+    assert_eq!(heard, [(seat(4), lent(3, object, false))]);
+}
+
+#[test]
 fn amounts_of_any_size_are_borne() {
     let (mut lender, _) = lender(3);
     let mut out = Vec::new();
     for (node, have_bytes) in [(1, u64::MAX), (2, u64::MAX), (3, 0)] {
-        let news = says(2, have_bytes, u64::MAX);
+        let news = needs(2, have_bytes, u64::MAX, u64::MAX);
         lender.on_news(at(2), (seat(node), Epoch(1)), news, &mut out);
     }
     assert_eq!(lender.lent_bytes(TENANT), Some(u64::MAX));

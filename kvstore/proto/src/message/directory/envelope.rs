@@ -94,7 +94,7 @@ variants!(GroupNews {
     3 => Part { group },
 });
 variants!(CreditNews {
-    0 => Use { tenant, number, have_bytes, want_bytes },
+    0 => Use { tenant, number, have_bytes, want_bytes, need_bytes },
     1 => Lent { tenant, number, max_bytes, is_last },
     2 => Wanted { tenant },
 });
