@@ -321,7 +321,8 @@ impl Load {
         let quotas = client.quotas().await.map_err(|error| error.kind);
         let is_kept = quotas.as_ref().is_ok_and(|quotas| match &quotas[..] {
             [of] => {
-                let is_meant = of.tenant == tenant.name() && Some(of.quota_bytes) == self.quota_bytes;
+                let is_meant =
+                    of.tenant == tenant.name() && Some(of.quota_bytes) == self.quota_bytes;
                 is_meant && of.used_bytes.max(of.lent_bytes) <= of.quota_bytes
             }
             quotas => quotas.is_empty() && self.quota_bytes.is_none(),

@@ -169,6 +169,10 @@ impl Borrower {
         }
         let is_too_soon = match (loan.asked, loan.answered) {
             (Some(asked), _) => now < asked + ASK_AGAIN,
+            // It can do nothing with what it has.
+            (None, Some(answered)) if loan.is_last && needed_bytes > loan.max_bytes => {
+                now < answered + ASK_AGAIN
+            }
             (None, Some(answered)) if loan.is_last => now < answered + NO_MORE_WAIT,
             (None, Some(answered)) if loan.max_bytes < loan.asked_bytes => {
                 now < answered + ASK_AGAIN
@@ -233,8 +237,9 @@ impl Borrower {
             let is_due = match (loan.asked, loan.answered) {
                 (Some(asked), _) => now >= asked + ASK_AGAIN,
                 (None, Some(answered)) => {
-                    let has = loan.max_bytes.max(used_bytes(tenant));
-                    has < loan.told_bytes && now >= answered + ASK_AGAIN
+                    let used_bytes = used_bytes(tenant);
+                    let is_down = used_bytes <= loan.max_bytes || now >= answered + ASK_AGAIN;
+                    is_down && loan.max_bytes.max(used_bytes) < loan.told_bytes
                 }
                 (None, None) => true,
             };

@@ -1,5 +1,6 @@
 //! What all cores have of the tenants that are at home at one.
 
+use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
@@ -15,6 +16,9 @@ use crate::tenant::TenantTag;
 
 /// Most cores that are told at a time that there is more.
 pub(super) const HUNGRY_MAX: usize = 8;
+
+/// For how long it is remembered how much objects take.
+const UNIT_FOR: Duration = Duration::from_secs(60);
 
 type Out<'a> = &'a mut Vec<CreditAction>;
 
@@ -41,6 +45,8 @@ struct Account {
     epoch: Epoch,
     /// When cores were last asked to say what they have.
     asked: BTreeMap<Seat, Time>,
+    /// The largest of what has waited for room of late, and since when.
+    unit: (u64, Time),
     /// How much less cores are to have for those that have too little for anything.
     due: BTreeMap<Seat, u64>,
     /// When it was last looked whether more is lent than the quota.
@@ -130,6 +136,7 @@ impl Lender {
                 since: now,
                 epoch: map.epoch(),
                 asked: BTreeMap::new(),
+                unit: (0, now),
                 due: BTreeMap::new(),
                 looked: now,
             });
@@ -198,6 +205,7 @@ impl Lender {
             heard: now,
         };
         account.lent.insert(from, lent);
+        account.learn_unit(now, need_bytes);
         let (max_bytes, is_last) = account.lend(now, tenant, from, out);
         let news = CreditNews::Lent {
             tenant,
@@ -228,8 +236,14 @@ impl Account {
     fn level_bytes(&self) -> u64 {
         let wants = self.lent.values().map(|lent| lent.want_bytes);
         let fair_bytes = level_bytes(self.quota_bytes, wants.collect());
-        let needs = self.lent.values().map(|lent| lent.need_bytes);
-        needs.fold(fair_bytes, u64::max)
+        fair_bytes.max(self.unit.0)
+    }
+
+    fn learn_unit(&mut self, now: Time, need_bytes: u64) {
+        let (unit_bytes, since) = self.unit;
+        if need_bytes >= unit_bytes || now >= since + UNIT_FOR {
+            self.unit = (need_bytes, now);
+        }
     }
 
     /// What a core may have now, and whether it cannot have more. If so, others are asked what they need.

@@ -175,9 +175,9 @@ fn what_is_lowered_is_told_when_it_has_been_evicted_down_to() {
     assert_eq!(told(&mut out).len(), 1);
     borrower.on_news(at(11), lender, lent(3, MIB, true), |_| 2 * MIB, &mut out);
     assert_eq!(told(&mut out), [], "it still has more");
-    borrower.on_tick(at(50), |_| MIB, &mut out);
+    borrower.on_tick(at(50), |_| MIB + 1, &mut out);
     assert_eq!(told(&mut out), [], "not so soon");
-    borrower.on_tick(at(111), |_| MIB, &mut out);
+    borrower.on_tick(at(51), |_| MIB, &mut out);
     assert!(matches!(
         told(&mut out)[..],
         [(
