@@ -299,6 +299,30 @@ fn large_objects_find_room(world: &mut World, turns: &[usize]) -> Result<(), Tes
     Ok(())
 }
 
+/// All want to keep one at the same time, of which three fit: each has its turn.
+fn each_has_its_turn(world: &mut World) -> Result<(), TestCaseError> {
+    let mut waiting: BTreeSet<Seat> = world.cores.keys().copied().collect();
+    for core in world.cores.values_mut() {
+        core.used_bytes = 0;
+    }
+    for _ in 0..1000 {
+        world.tick(20);
+        let messages = std::mem::take(&mut world.under_way);
+        messages
+            .into_iter()
+            .for_each(|message| world.deliver(message));
+        for seat in waiting.clone() {
+            world.put(seat, LARGE_BYTES);
+            if world.cores[&seat].used_bytes >= LARGE_BYTES {
+                waiting.remove(&seat);
+            }
+        }
+        prop_assert!(world.all_bytes() <= QUOTA_BYTES, "{}", world.all_bytes());
+    }
+    prop_assert_eq!(waiting, BTreeSet::new());
+    Ok(())
+}
+
 fn run(steps: Vec<Step>, wants: &[u64]) -> Result<World, TestCaseError> {
     let mut world = World::new();
     for step in steps {
@@ -341,5 +365,6 @@ proptest! {
     ) {
         let mut world = run(steps, &wants)?;
         large_objects_find_room(&mut world, &turns)?;
+        each_has_its_turn(&mut world)?;
     }
 }

@@ -351,10 +351,13 @@ impl Load {
 
     /// Whether there may be no room for all parts of an object at a time: where a core has room for a few objects, of
     /// which some are held, or are parts that others are writing, for as long as the load lasts. Once it has ended,
-    /// there is.
+    /// there is, but of a tenant's quota.
     fn may_lack_room(&self, begun: Time, key: usize, why: &StoreErrorKind) -> bool {
         let is_full = *why == StoreErrorKind::Refused(Status::Full);
-        is_full && is_striped(key) && !self.is_roomy && begun < self.until
+        // Of what a tenant may have a core has room for a few parts, until it is lent more.
+        let is_bounded = self.quota_bytes.is_some() && tenant_of(key) == tenant_of(KEYS - 1);
+        let is_late = begun >= self.until && !is_bounded;
+        is_full && is_striped(key) && !self.is_roomy && !is_late
     }
 
     /// Whether reserved room was rightly given away: where a seat is not reached for so long, by a connection whose other

@@ -29,6 +29,8 @@ struct Lent {
     bytes: u64,
     want_bytes: u64,
     need_bytes: u64,
+    /// Since when it has too little for what waits there.
+    starved: Option<Time>,
     heard: Time,
 }
 
@@ -202,6 +204,7 @@ impl Lender {
             bytes: have_bytes,
             want_bytes,
             need_bytes,
+            starved: known.and_then(|known| known.starved),
             heard: now,
         };
         account.lent.insert(from, lent);
@@ -265,20 +268,31 @@ impl Account {
         lent.bytes = lent.bytes.max(max_bytes);
         let is_last = max_bytes < lent.want_bytes && is_settled;
         let missing_bytes = self.missing_bytes(&self.lent[&to]);
+        let lent = self.lent.get_mut(&to).expect("it has just been heard");
+        lent.starved = (missing_bytes > 0).then(|| lent.starved.unwrap_or(now));
         if is_last {
             self.recall(now, tenant, (Some(to), level_bytes), out);
         }
         if is_last && missing_bytes > 0 {
+            let missing_bytes = missing_bytes.saturating_add(reserved_bytes);
             self.call_in(now, tenant, (to, missing_bytes), out);
         }
         (max_bytes, is_last)
     }
 
-    /// What others have too little for, of late.
-    fn reserved_bytes(&self, now: Time, except: Seat) -> u64 {
-        let others = self.lent.iter().filter(|&(&seat, _)| seat != except);
-        let late = others.filter(|(_, lent)| now < lent.heard + WANTED_FOR);
-        late.fold(0, |sum, (_, lent)| {
+    /// Who is given something first where there is too little: who has waited longest, and then those that wait for nothing.
+    fn turn(&self, seat: Seat) -> (Time, Seat) {
+        let starved = self.lent.get(&seat).and_then(|lent| lent.starved);
+        (starved.unwrap_or(Time::MAX), seat)
+    }
+
+    /// What those have too little for whose turn is before this one's.
+    fn reserved_bytes(&self, now: Time, to: Seat) -> u64 {
+        let turn = self.turn(to);
+        let before = self.lent.iter().filter(|(_, lent)| lent.starved.is_some());
+        let before = before.filter(|&(&seat, _)| self.turn(seat) < turn);
+        let before = before.filter(|(_, lent)| now < lent.heard + WANTED_FOR);
+        before.fold(0, |sum, (_, lent)| {
             sum.saturating_add(self.missing_bytes(lent))
         })
     }
@@ -315,7 +329,7 @@ impl Account {
         }
     }
 
-    /// Has those that have most give so much for one that has too little for anything.
+    /// Has those that have most give so much for one that has too little for anything, and for those whose turn is before.
     fn call_in(
         &mut self,
         now: Time,
@@ -329,7 +343,9 @@ impl Account {
             .values()
             .fold(free_bytes, |sum, &due| sum.saturating_add(due));
         let mut missing_bytes = missing_bytes.saturating_sub(due);
-        let others = self.lent.iter().filter(|&(&seat, _)| seat != to);
+        let turn = self.turn(to);
+        let others = self.lent.iter();
+        let others = others.filter(|&(&seat, _)| seat != to && self.turn(seat) > turn);
         let mut others: Vec<(u64, Seat)> = others.map(|(&seat, lent)| (lent.bytes, seat)).collect();
         others.sort_unstable_by(|one, other| other.cmp(one));
         for (bytes, seat) in others {
