@@ -16,6 +16,7 @@ use lunette_cluster_proto::coordinator::{Coordinator, HISTORY_MAX, KEYS_MAX};
 use lunette_cluster_proto::gateway::{self, Asked, WatchLine};
 use lunette_cluster_proto::http::{self, Part, RequestReader, ResponseReader};
 use lunette_cluster_proto::map::ClusterMap;
+use lunette_cluster_proto::quota::{decode_quota, encode_quota};
 use lunette_runtime_core::time::Time;
 
 /// What a script reached. A corpus is judged by what its files reach together.
@@ -41,6 +42,8 @@ pub struct Reached {
     pub watches: u32,
     /// Maps that were read.
     pub maps: u32,
+    /// Quotas that were read.
+    pub quotas: u32,
     /// Questions of honest clients that came through and were answered.
     pub asked: u32,
 }
@@ -68,6 +71,10 @@ pub fn cluster(data: &[u8]) -> Reached {
     answer(&ask, &stream, piece, &mut reached);
     watch(bytes, &mut reached);
     coordinator(&stream, bytes, piece, &mut reached);
+    if let Ok(quota_bytes) = decode_quota(bytes) {
+        reached.quotas += 1;
+        assert_eq!(decode_quota(&encode_quota(quota_bytes)), Ok(quota_bytes));
+    }
     if let Ok(map) = ClusterMap::decode(bytes) {
         // Members of later versions are longer than those written here.
         assert_eq!(ClusterMap::decode(&map.encode()), Ok(map));

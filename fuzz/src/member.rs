@@ -26,14 +26,15 @@ use lunette_kvstore::{
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskMessage, AskerId, ClearMessage, CommitMessage, Content, FillMessage,
-    GatherMessage, GetMessage, HoldWish, ListMessage, NearWish, PeekMessage, ReadMessage,
-    ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage, ScatterHead, ScatterMessage,
-    ScatterWrite, SeatMessage, WriteMessage,
+    GatherMessage, GetMessage, HoldWish, ListMessage, NearWish, PeekMessage, QuotaMessage,
+    ReadMessage, ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage, ScatterHead,
+    ScatterMessage, ScatterWrite, SeatMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::retention::{GroupId, Parent, Pin, Retention};
+use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::sim::{World, WorldOptions};
@@ -590,6 +591,12 @@ fn peeking(
         };
         message.encode(newest, body);
         Op::List
+    } else if number % 8 == 7 {
+        let tenant = Tenant::named(["a", "default"][usize::from(number % 16 / 8)]);
+        let quota_bytes = (number > 99).then_some(u64::from(number) << 8);
+        let change = (number > 49).then_some((tenant.expect("a name"), quota_bytes));
+        QuotaMessage { to, change }.encode(newest, body);
+        Op::Quota
     } else {
         ClearMessage { to }.encode(newest, body);
         Op::Clear

@@ -10,7 +10,7 @@ mod tests {
 
     use super::replay::{Counter, reaches_everything, replayed};
 
-    const COUNTERS: [Counter<Reached>; 11] = [
+    const COUNTERS: [Counter<Reached>; 12] = [
         ("answers", |reached| reached.answers),
         ("refusals", |reached| reached.refusals),
         ("malformed", |reached| reached.malformed),
@@ -21,6 +21,7 @@ mod tests {
         ("refused", |reached| reached.refused),
         ("watches", |reached| reached.watches),
         ("maps", |reached| reached.maps),
+        ("quotas", |reached| reached.quotas),
         ("asked", |reached| reached.asked),
     ];
 

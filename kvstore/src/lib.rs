@@ -8,8 +8,8 @@
 //!   weighted rendezvous hashing. Nobody is authenticated, so such nodes are to listen on loopback only;
 //!   the program enforces that.
 //!
-//! What leaves the memory of a member may go to drives ([`TierOptions`]). It leaves out quotas of
-//! tenants.
+//! What leaves the memory of a member may go to drives ([`TierOptions`]). It leaves out replicas from owner to owner by
+//! adapters.
 //!
 //! | module | subject |
 //! |---|---|

@@ -24,7 +24,7 @@ pub struct CoreReport {
     /// What only members of clusters count.
     pub member: Option<MemberReport>,
     /// What each tenant has here, of members of clusters: the default one first, then those that have had something or have a quota, up to
-    /// [`TENANTS_MAX`](lunette_kvstore_proto::residence::TENANTS_MAX).
+    /// [`TENANTS_MAX`](lunette_kvstore_proto::residence::TENANTS_MAX) of those without.
     pub tenants: Vec<TenantReport>,
 }
 
