@@ -1,10 +1,12 @@
 """The programs, as a shell starts them."""
 
 import ctypes
+import json
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -57,6 +59,59 @@ def test_a_master_is_a_coordinator(number):
     code, said = program.end(number)
     assert code == 0
     assert "--eviction_ratio is ignored" in said and "listening on 127.0.0.1" in said
+
+
+def test_a_master_knows_quotas():
+    program = Program("master", "--rpc_port=0", "--metrics_port=0", "--metrics_host=127.0.0.1")
+    address, http = program.said.removeprefix("mooncake_master: ").split(", HTTP at ")
+
+    def quota(method="GET", query="", body=None, path="/api/v1/tenant_quotas"):
+        status, said = asked(int(http), path + query, method, body)
+        return status, json.loads(said) if said.startswith(b"{") else said
+
+    status, said = quota()
+    assert (status, said["error_code"]) == (503, -900), "nobody is a member yet"
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "", 32 << 20, 0, "tcp", "", address, None, False, "", "a") == 0
+    assert quota() == (200, {"success": True, "data": []})
+    told = {
+        "tenant_id": "a",
+        "requested_quota_bytes": 1 << 20,
+        "effective_quota_bytes": 1 << 20,
+        "charged_bytes": 0,
+        "admission_closed": False,
+        "over_quota": False,
+        "has_explicit_policy": True,
+    }
+    body = b'{"requested_quota_bytes":1048576}'
+    assert quota("PUT", "?tenant_id=a", body) == (200, {"success": True, "data": told})
+    for _ in range(500):
+        if quota()[1]["data"]:
+            break
+        time.sleep(0.01)
+    for number in range(100):
+        assert store.put(f"k{number}", bytes(20_000)) == 0
+    (found,) = quota()[1]["data"]
+    assert 1 << 19 < found["charged_bytes"] <= 1 << 20
+    assert quota("GET", "?tenant_id=a") == (200, {"success": True, "data": found})
+
+    for query, wrong, why in [
+        ("", body, "Missing or invalid tenant_id"),
+        ("?tenant_id=" + "n" * 65, body, "Missing or invalid tenant_id"),
+        ("?tenant_id=a", b'{"requested_quota_bytes":0}', "Tenant quota must be in [1, 2^63 - 1] bytes"),
+        ("?tenant_id=a", b'{"requested_quota_bytes":true}', "Tenant quota must be in [1, 2^63 - 1] bytes"),
+        ("?tenant_id=a", b"[]", "Tenant quota must be in [1, 2^63 - 1] bytes"),
+    ]:
+        refused = {"success": False, "error_code": -600, "error_message": why}
+        assert quota("PUT", query, wrong) == (400, refused)
+    assert quota("PUT", "?tenant_id=a", b"x")[0] == 400
+    assert quota("PUT", "?tenant_id=a", bytes(64 * 1024 + 1))[0] == 413
+    assert quota("PUT", "", b"{}", "/nothing")[0] == 404
+    unknown = 404, {"success": False, "error_code": -704, "error_message": "OBJECT_NOT_FOUND"}
+    assert quota("GET", "?tenant_id=b") == quota("DELETE", "?tenant_id=b") == unknown
+    assert quota("DELETE", "?tenant_id=a") == (200, {"success": True, "data": None})
+    store.close()
+    assert program.end()[0] == 0
 
 
 class Client:

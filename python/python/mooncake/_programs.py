@@ -72,7 +72,9 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # noqa: N802
         """What `answer` has for the path."""
-        answer = self.answer(self.path.partition("?")[0])
+        self._send(self.answer(self.path.partition("?")[0]))
+
+    def _send(self, answer: tuple[int, str, str] | None) -> None:
         status, kind, text = answer or (404, "text/plain", "not found\n")
         body = text.encode()
         self.send_response(status)

@@ -6,6 +6,7 @@ objects: those who restart it lose none.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import NoReturn
 
 import lunette
 
-from . import _programs
+from . import _programs, _quotas
 from ._programs import ended_by_signal, flags_of, listening, main_of, wait_for
 
 LOG = logging.getLogger("mooncake_master")
@@ -48,7 +49,42 @@ class Answers(_programs.Answers):
             return 200, "text/plain", "\n".join([*self._members(), ""])
         if path == "/ha_status":
             return 200, "application/json", json.dumps({"role": "leader"})
+        if path == _quotas.PATH:
+            return self._of_quotas(b"")
         return None
+
+    def do_PUT(self) -> None:  # noqa: N802
+        """A tenant's quota."""
+        self._change()
+
+    def do_DELETE(self) -> None:  # noqa: N802
+        """That a tenant has none."""
+        self._change()
+
+    def _change(self) -> None:
+        length = self.headers.get("Content-Length", "0")
+        is_known = self.path.partition("?")[0] == _quotas.PATH
+        if not is_known or not length.isdecimal() or int(length) > _quotas.BODY_BYTES_MAX:
+            # What is left unread ends with the connection.
+            self.close_connection = True
+            self._send(None if not is_known else (413, "text/plain", "too long\n"))
+            return
+        body = self.rfile.read(int(length))
+        self._send(self._of_quotas(body) if self._is_here() else _quotas.forbidden())
+
+    def _is_here(self) -> bool:
+        is_here = ipaddress.ip_address(self.client_address[0]).is_loopback
+        return is_here or os.environ.get("LUNETTE_INSECURE") == "1"
+
+    def _of_quotas(self, body: bytes) -> tuple[int, str, str]:
+        query = self.path.partition("?")[2]
+        try:
+            with lunette.Store.join(
+                [self.coordinator], cluster="mooncake", secret_file=self.secret_file
+            ) as store:
+                return _quotas.answer(store, self.command, query, body)
+        except lunette.StoreError as why:
+            return _quotas.unavailable(why)
 
     def _members(self) -> list[str]:
         return lunette.members(
