@@ -19,11 +19,13 @@
 //! | `reserving` | `NativeReservation`: objects that are written in ranges |
 //! | `queue` | `NativeQueue`: answers that wake an event loop |
 //! | `waiting` | an answer is waited for: the GIL, signals |
+//! | `gil` | when the GIL is given up |
 //! | `failure` | errors as exceptions |
 
 mod coordinator;
 mod engine;
 mod failure;
+mod gil;
 mod memory;
 mod objects;
 mod opening;

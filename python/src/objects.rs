@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::failure::{Invalid, of_store};
+use crate::gil::{self, COPIED_WITH_GIL_MAX};
 use crate::memory::{Loans, Registered};
 use crate::store::Wishes;
 use crate::waiting::{wait, wait_for_many, wait_for_steps};
@@ -27,8 +28,6 @@ pub(crate) type Outcome<T> = Result<T, PyErr>;
 
 /// Longest object that is not worth a second question: its core copies it.
 const COPIED_BY_CORE_MAX: usize = 64 << 10;
-/// Most bytes that are copied without giving the GIL up.
-const COPIED_WITH_GIL_MAX: usize = 64 << 10;
 
 /// Why the memory for an object is not lent.
 type Refused = &'static str;
@@ -87,10 +86,11 @@ impl Asking<'_> {
     ) -> PyResult<impl Future<Output = Bringing> + Send + use<>> {
         let (refused, mut objects) = self.lent(loans, keys, pieces)?;
         let lens = objects.iter().flat_map(|(_, pieces)| pieces).map(Lent::len);
-        let keeps_gil = lens.sum::<usize>() <= COPIED_WITH_GIL_MAX;
+        let len_bytes: usize = lens.sum();
+        let keeps_gil = len_bytes <= COPIED_WITH_GIL_MAX;
         let mut seen = vec![None; objects.len()];
         if !keeps_gil {
-            seen = py.detach(|| self.handle.see_all(&objects));
+            seen = gil::copying(py, len_bytes, || self.handle.see_all(&objects));
             let mut is_left = seen.iter().map(Option::is_none);
             objects.retain(|_| is_left.next().expect("one each"));
         }
@@ -194,11 +194,7 @@ impl Putting {
     /// Copies them, without the GIL if they are long, and puts all; whether each was written.
     pub(crate) fn finish(self, py: Python<'_>) -> impl Future<Output = Vec<Outcome<bool>>> + Send {
         let Self { refused, placing } = self;
-        let put = if placing.left_bytes() > COPIED_WITH_GIL_MAX {
-            py.detach(move || placing.finish())
-        } else {
-            placing.finish()
-        };
+        let put = gil::copying(py, placing.left_bytes(), move || placing.finish());
         async move { written(refused, put.await) }
     }
 }
@@ -215,11 +211,7 @@ impl Bringing {
     /// Copies that, without the GIL if it is long. What came of each get.
     pub(crate) fn finish(self, py: Python<'_>) -> Vec<Outcome<Option<usize>>> {
         let brought = self.brought;
-        let got = if brought.left_bytes() > COPIED_WITH_GIL_MAX {
-            py.detach(move || brought.finish())
-        } else {
-            brought.finish()
-        };
+        let got = gil::copying(py, brought.left_bytes(), move || brought.finish());
         let mut got = got.into_iter();
         let got = self.seen.into_iter().map(|seen| match seen {
             Some(seen) => Ok(seen),
@@ -240,13 +232,8 @@ pub(crate) fn seen_bytes<'py>(
 ) -> PyResult<Option<Bound<'py, PyBytes>>> {
     let mut bytes = None;
     let got = handle.see(key, |seen| {
-        let is_long = seen.len() > COPIED_WITH_GIL_MAX;
         bytes = Some(new_bytes(py, seen.len(), |to| {
-            if is_long {
-                py.detach(|| seen.copy_to_new(to));
-            } else {
-                seen.copy_to_new(to);
-            }
+            gil::copying(py, to.len(), || seen.copy_to_new(to));
         }));
     });
     match got {
@@ -287,7 +274,7 @@ pub(crate) fn bytes_of<'py>(py: Python<'py>, bytes: &ObjectBytes) -> PyResult<Bo
         return Ok(PyBytes::new(py, from));
     }
     new_bytes(py, from.len(), |to| {
-        py.detach(|| to.write_copy_of_slice(from));
+        gil::copying(py, from.len(), || to.write_copy_of_slice(from));
     })
 }
 
@@ -382,13 +369,10 @@ fn hand_over(
             .iter()
             .flat_map(|object| &object.value)
             .map(Lent::len);
-        let keeps_gil = lens.sum::<usize>() <= COPIED_WITH_GIL_MAX;
+        let len_bytes: usize = lens.sum();
+        let keeps_gil = len_bytes <= COPIED_WITH_GIL_MAX;
         let handle = &asking.handle;
-        let mut handing = if keeps_gil {
-            handle.hand_over(objects, options)
-        } else {
-            py.detach(|| handle.hand_over(objects, options))
-        };
+        let mut handing = gil::copying(py, len_bytes, || handle.hand_over(objects, options));
         wait_for_steps(py, &mut handing, keeps_gil)?;
         let stored = wait(py, handing.finish())?;
         Ok(written(refused, stored))

@@ -2,7 +2,8 @@
 //!
 //! What comes within [`SPIN`] is had without giving the GIL up: releasing it costs a thread that has a busy
 //! neighbour its turn. What takes longer, or would as of [late](Patience), is waited for without it: looked for, for as long
-//! as a core needs for many objects, where that has paid, and then slept for. Signals are looked for all along.
+//! as a core needs for many objects, where that has paid, and then slept for; beside a [busy thread](gil) it is slept for with
+//! it first, for as long as it costs less to keep it than to get it back. Signals are looked for all along.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 use lunette_kvstore::{Fetching, FetchingBytes, Handing, Looking};
 use lunette_runtime::{Patience, WORK_MAX};
 use pyo3::prelude::*;
+
+use crate::gil::{self, KEPT_MAX};
 
 /// How long the GIL is kept.
 const SPIN: Duration = Duration::from_micros(20);
@@ -95,6 +98,13 @@ fn wait_looking<T: Send>(
         }
         std::hint::spin_loop();
     }
+    if gil::is_contended() {
+        let kept = || sleep_until(answer.as_mut(), &mut context, begun + KEPT_MAX);
+        if let Poll::Ready(answer) = gil::keeping(kept) {
+            learn();
+            return Ok(Some(answer));
+        }
+    }
     let mut looked = if looked.is_zero() {
         looked
     } else {
@@ -104,7 +114,7 @@ fn wait_looking<T: Send>(
         let answer = answer.as_mut();
         let waker = &waker;
         let looks = std::mem::take(&mut looked);
-        let polled = py.detach(move || look_and_sleep(answer, waker, looks));
+        let polled = gil::without(py, move || look_and_sleep(answer, waker, looks));
         match polled {
             Poll::Ready(answer) => {
                 learn();
@@ -114,6 +124,24 @@ fn wait_looking<T: Send>(
         }
         if until.is_some_and(|until| Instant::now() >= until) {
             return Ok(None);
+        }
+    }
+}
+
+/// Sleeps until the answer comes, or until then.
+fn sleep_until<T>(
+    mut answer: Pin<&mut impl Future<Output = T>>,
+    context: &mut Context<'_>,
+    until: Instant,
+) -> Poll<T> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Poll::Pending;
+        }
+        thread::park_timeout(left);
+        if let Poll::Ready(answer) = answer.as_mut().poll(context) {
+            return Poll::Ready(answer);
         }
     }
 }
@@ -171,7 +199,8 @@ macro_rules! stepped {
 
 stepped!(Handing, Looking, Fetching, FetchingBytes);
 
-/// As [`wait`], for what this thread does itself meanwhile, without the GIL unless it `keeps_gil`.
+/// As [`wait`], for what this thread does itself meanwhile, without the GIL unless it `keeps_gil`, or for a while beside a busy
+/// thread.
 ///
 /// # Errors
 /// What a handler of a signal raised.
@@ -192,14 +221,19 @@ pub(crate) fn wait_for_steps(
             is_done = steps.step();
         }
         while !is_done {
-            is_done = py.detach(|| steps.wait(SIGNALS));
+            is_done = wait_a_while(py, steps);
             py.check_signals()?;
         }
         PATIENCE.with(|patience| patience.learn(spin, begun.elapsed()));
         return Ok(());
     }
-    while !py.detach(|| steps.wait(SIGNALS)) {
+    while !wait_a_while(py, steps) {
         py.check_signals()?;
     }
     Ok(())
+}
+
+fn wait_a_while(py: Python<'_>, steps: &mut impl Stepped) -> bool {
+    let is_done = gil::is_contended() && gil::keeping(|| steps.wait(KEPT_MAX));
+    is_done || gil::without(py, || steps.wait(SIGNALS))
 }
