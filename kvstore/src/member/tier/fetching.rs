@@ -120,7 +120,12 @@ impl MemberCore {
         } else {
             None
         };
-        if self.bytes().borrow().is_tight() {
+        let is_tight = {
+            let bytes = self.bytes().borrow();
+            let of_tenant = pinned.as_ref().map(|&(id, _)| bytes.is_tight_for(id));
+            of_tenant.unwrap_or_else(|| bytes.is_tight())
+        };
+        if is_tight {
             self.make_room();
         }
         match pinned {
