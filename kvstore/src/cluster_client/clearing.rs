@@ -3,12 +3,12 @@
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::asker::PAUSE;
 use lunette_kvstore_proto::message::directory::{ClearMessage, ClearReply};
-use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::Generation;
 use lunette_runtime::{entropy, time};
-use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
+use super::maps::any_seat;
 use super::{ClusterClient, calls};
 use crate::error::{StoreError, StoreErrorKind};
 
@@ -49,16 +49,7 @@ impl ClusterClient {
     async fn ask_to_clear(&self, until: Time) -> Result<ClearReply, StoreErrorKind> {
         let mut turn = entropy();
         while time::now() < until {
-            let map = self.asking.map();
-            let members = map.members();
-            let count = u64::try_from(members.len()).expect("bounded");
-            if let Some(index) = turn.checked_rem(count) {
-                let member = &members[usize::try_from(index).expect("an index")];
-                let to = Seat {
-                    node: member.id,
-                    incarnation: member.incarnation,
-                    core: CoreIndex(0),
-                };
+            if let Some((to, _)) = any_seat(&self.asking.map(), turn) {
                 let message = ClearMessage { to };
                 if let Some(reply) = calls::clear(&self.asking, message, until).await? {
                     return Ok(reply);

@@ -23,6 +23,20 @@ const MAP_LOOK: Duration = Duration::from_secs(5);
 /// Least pause between two looks.
 const LOOK_MIN: Duration = Duration::from_millis(20);
 
+/// The first core of one member, each member by turns, and where it listens; `None` if there are none.
+pub(super) fn any_seat(map: &ClusterMap, turn: u64) -> Option<(Seat, SocketAddr)> {
+    let members = map.members();
+    let count = u64::try_from(members.len()).expect("bounded");
+    let index = usize::try_from(turn.checked_rem(count)?).expect("an index");
+    let member = &members[index];
+    let seat = Seat {
+        node: member.id,
+        incarnation: member.incarnation,
+        core: CoreIndex(0),
+    };
+    Some((seat, member.address))
+}
+
 /// The map of the first seed that knows one. Those that can be reached are asked until `deadline`:
 /// they may be about to join.
 pub(super) async fn first(

@@ -10,11 +10,11 @@ use lunette_kvstore_proto::message::{Op, Status};
 use lunette_kvstore_proto::placement::{Seat, seats};
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{entropy, time};
-use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Attachments;
 
 use super::calls::Called;
+use super::maps::any_seat;
 use super::{ClusterClient, calls};
 use crate::error::{StoreError, StoreErrorKind};
 
@@ -53,19 +53,10 @@ impl ClusterClient {
         let change = (tenant.clone(), quota_bytes.map(NonZeroU64::get));
         let mut turn = entropy();
         while time::now() < until {
-            let map = self.asking.map();
-            let members = map.members();
-            let count = u64::try_from(members.len()).expect("bounded");
-            if let Some(index) = turn.checked_rem(count) {
-                let member = &members[usize::try_from(index).expect("an index")];
-                let to = Seat {
-                    node: member.id,
-                    incarnation: member.incarnation,
-                    core: CoreIndex(0),
-                };
+            if let Some((to, address)) = any_seat(&self.asking.map(), turn) {
                 let change = Some(change.clone());
                 let is_set = self.ask_to_set(QuotaMessage { to, change }, until).await;
-                if is_set.map_err(|kind| StoreError::at(member.address, kind))? {
+                if is_set.map_err(|kind| StoreError::at(address, kind))? {
                     return Ok(());
                 }
             }

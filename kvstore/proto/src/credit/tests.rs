@@ -351,6 +351,25 @@ fn who_has_too_little_for_anything_is_given_that_by_those_who_have_most() {
 }
 
 #[test]
+fn how_much_objects_take_is_remembered_for_a_while() {
+    let (mut lender, _) = lender(2);
+    let mut out = Vec::new();
+    let mut say = |at_ms, node, news| {
+        lender.on_news(at(at_ms), (seat(node), Epoch(1)), news, &mut out);
+        told(&mut out).pop()
+    };
+    let (object, want) = (10 * MIB, 12 * MIB);
+    let all = say(201, 1, needs(2, 0, want, object));
+    assert_eq!(all, Some((seat(1), lent(2, want, false))));
+    let rest = say(202, 2, says(2, 0, want));
+    assert_eq!(rest, Some((seat(2), lent(2, 4 * MIB, true))));
+    let larger_half = say(203, 1, says(3, want, want));
+    assert_eq!(larger_half, Some((seat(1), lent(3, object, true))));
+    let half = say(60_300, 1, says(4, object, want));
+    assert_eq!(half, Some((seat(1), lent(4, QUOTA / 2, true))));
+}
+
+#[test]
 fn amounts_of_any_size_are_borne() {
     let (mut lender, _) = lender(3);
     let mut out = Vec::new();
