@@ -34,8 +34,8 @@ class Program:
         return self.process.returncode, said
 
 
-def asked(port, path, method="GET", body=None):
-    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, method=method)
+def asked(port, path, method="GET", body=None, host="127.0.0.1"):
+    request = urllib.request.Request(f"http://{host}:{port}{path}", body, method=method)
     try:
         with urllib.request.urlopen(request, timeout=20) as answer:
             return answer.status, answer.read()
@@ -111,6 +111,33 @@ def test_a_master_knows_quotas():
     assert quota("GET", "?tenant_id=b") == quota("DELETE", "?tenant_id=b") == unknown
     assert quota("DELETE", "?tenant_id=a") == (200, {"success": True, "data": None})
     store.close()
+    assert program.end()[0] == 0
+
+
+def own_address():
+    """An address of this host that is not loopback, if it has one: nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        try:
+            towards.connect(("192.0.2.1", 9))
+        except OSError:
+            return None
+        return towards.getsockname()[0]
+
+
+def test_a_master_takes_quotas_from_its_own_host_only(tmp_path):
+    host = own_address()
+    if host is None:
+        pytest.skip("this host has no address but loopback")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0IHNlY3I=\n")
+    secret.chmod(0o600)
+    program = Program("master", "--rpc_port=0", "--metrics_port=0", f"--secret_file={secret}")
+    port = int(program.said.rpartition(" ")[2])
+    path, body = "/api/v1/tenant_quotas?tenant_id=a", b'{"requested_quota_bytes":1}'
+    assert asked(port, "/health", host=host) == (200, b"OK")
+    for method in ["PUT", "DELETE"]:
+        assert asked(port, path, method, body, host)[0] == 403
+        assert asked(port, path, method, body)[0] == 503, "nobody is a member yet"
     assert program.end()[0] == 0
 
 
