@@ -11,6 +11,8 @@
 //! A tenant with a quota has [`Credit`] besides, and never takes more: what it wants beyond that, it makes room for by
 //! itself, whatever others leave free.
 
+use std::collections::BTreeMap;
+
 use lunette_runtime_core::time::Time;
 
 use super::TIGHT_BYTES_MAX;
@@ -155,6 +157,8 @@ pub(super) struct OverCredit {
 pub(super) struct Shares {
     all: Vec<Share>,
     memory: Size,
+    /// Those with credit that have no share yet, while so many others have something: at most [`QUOTAS_MAX`].
+    without: BTreeMap<TenantTag, Credit>,
 }
 
 impl Shares {
@@ -167,6 +171,7 @@ impl Shares {
         Self {
             all: vec![Share::new(TenantTag::DEFAULT, order)],
             memory,
+            without: BTreeMap::new(),
         }
     }
 
@@ -217,21 +222,35 @@ impl Shares {
     /// What a tenant may have; `None`: whatever others leave it. One that is among others so far has a share of its own
     /// from now on: what it has already stays with theirs.
     pub(super) fn set_credit(&mut self, tenant: TenantTag, credit: Option<Credit>) {
+        self.without.remove(&tenant);
         let known = self.all.iter().position(|share| share.tenant == tenant);
         let index = match (known, credit) {
             (Some(index), _) => index,
             (None, None) => return,
             (None, Some(_)) if self.all.len() < SHARES_MAX => self.add(tenant),
-            (None, Some(_)) => match self.replace(tenant) {
+            (None, Some(credit)) => match self.replace(tenant) {
                 Some(index) => index,
-                // So many have just lost their quotas, and still have something: it is tried again.
-                None => return,
+                // So many have just lost their quotas, and still have something.
+                None => {
+                    self.without.insert(tenant, credit);
+                    return;
+                }
             },
         };
         let share = &mut self.all[index];
         share.credit = credit;
         if credit.is_none_or(|credit| !credit.is_last) {
             share.wanted_bytes = 0;
+        }
+        if credit.is_none() {
+            self.place_next();
+        }
+    }
+
+    /// Who has waited for a share has one, if there is one that nobody uses.
+    fn place_next(&mut self) {
+        if let Some((tenant, credit)) = self.without.pop_first() {
+            self.set_credit(tenant, Some(credit));
         }
     }
 
@@ -311,6 +330,9 @@ impl Shares {
         share.charged.take(bytes);
         if pin == Pin::Hard {
             share.pinned_bytes -= bytes;
+        }
+        if share.charged.entries == 0 {
+            self.place_next();
         }
     }
 

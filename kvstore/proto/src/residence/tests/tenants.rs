@@ -295,9 +295,17 @@ fn those_with_quotas_have_shares_of_their_own() {
     keep_of(&mut memory, late, 1000, 20, Pin::None);
     assert_eq!(memory.shares.count(), TENANTS_MAX + QUOTAS_MAX);
     assert_eq!(memory.charged_bytes(late), 0);
-    // One that has lost its quota and has nothing makes room for it.
+    // One that has lost its quota makes room for it, as soon as it has nothing.
     memory.set_credit(TenantTag(count), None);
+    let unbound = memory.admit(20, Pin::None, late).expect("it has no share");
+    memory.discard(unbound);
     assert!(memory.free(place(count)).is_some());
-    memory.set_credit(late, Some(credit(10, true)));
     assert!(memory.admit(20, Pin::None, late).is_err());
+    // Or as soon as it has none, if it has nothing already.
+    assert!(memory.free(place(count + 1)).is_some());
+    let later = TenantTag(1001);
+    memory.set_credit(later, Some(credit(10, true)));
+    assert!(memory.admit(20, Pin::None, later).is_ok());
+    memory.set_credit(TenantTag(count + 1), None);
+    assert!(memory.admit(20, Pin::None, later).is_err());
 }
