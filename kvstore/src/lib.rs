@@ -59,8 +59,8 @@ pub use counting::{
 };
 pub use error::{ClusterError, NodeError, StoreError, StoreErrorKind};
 pub use handle::{
-    Brought, ClientHost, CommitHandleFailure, DEVICE_STAGING_BYTES_MAX, DeviceLent, Fetching,
-    FetchingBytes, Got, Handing, HandleError, LandFailure, LandedHandle, Lent, Looking,
+    Brought, ClientHost, CommitHandleFailure, DEVICE_STAGING_BYTES_MAX, DeviceLent, FetchedBytes,
+    Fetching, FetchingBytes, Got, Handing, HandleError, LandFailure, LandedHandle, Lent, Looking,
     ObjectBytes, Placing, QUESTIONS_MAX, ReservationHandle, ReservedHandle, SeatStat, SeenBytes,
     StoreHandle, ToPut,
 };

@@ -201,6 +201,15 @@ impl Loans {
         Loan(Arc::clone(&self.0))
     }
 
+    /// Memory of bytes that nobody has been shown yet, all of which somebody writes before they are.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub(crate) fn lend_unseen(&self, (first, len): (*mut u8, usize)) -> SharedMemory {
+        let range = (first.expose_provenance(), len);
+        self.lend_host(range).expect("there are some")
+    }
+
     fn lend_host(&self, (address, len): (usize, usize)) -> Option<SharedMemory> {
         let first = NonNull::new(std::ptr::with_exposed_provenance_mut::<u8>(address))?;
         if len == 0 {

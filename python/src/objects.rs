@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::{ptr, slice};
 
 use lunette_gpu::EngineStream;
-use lunette_kvstore::{Brought, Got, Lent, ObjectBytes, Placing, StoreError, StoreHandle, Stored};
+use lunette_kvstore::{
+    Brought, FetchedBytes, Got, Lent, ObjectBytes, Placing, StoreError, StoreHandle, Stored,
+};
 use lunette_kvstore_proto::range::ByteRange;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -252,24 +254,90 @@ fn new_bytes(
     len: usize,
     fill: impl FnOnce(&mut [MaybeUninit<u8>]),
 ) -> PyResult<Bound<'_, PyBytes>> {
-    let size = ffi::Py_ssize_t::try_from(len).map_err(|_| Invalid::new_err("it is too long"))?;
-    // SAFETY: without bytes to copy, the interpreter makes an object of that length, or says why not (null); the GIL is held.
-    // Ends with the call.
-    let object = unsafe { ffi::PyBytes_FromStringAndSize(ptr::null(), size) };
-    // SAFETY: it is a new reference, or null with an exception. Ends with the call.
-    let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
-    let bytes = object.cast_into::<PyBytes>()?;
-    // SAFETY: it is an object of bytes, and tells where these are. Ends with the call.
-    let first = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
+    let bytes = unwritten_bytes(py, len)?;
+    let (first, _) = bounds_of(&bytes);
     // SAFETY: the object is new, so nobody else has a reference to its bytes, of which there are `len`, that are allowed to be
     // written until it is shown to anybody, and which may be anything as `MaybeUninit`. Ends with `fill`.
     fill(unsafe { slice::from_raw_parts_mut(first.cast(), len) });
     Ok(bytes)
 }
 
-/// The bytes, as Python's; copied without the GIL if they are long.
+/// Where bytes of Python's lie, written or not, and how many.
+pub(crate) fn bounds_of(bytes: &Bound<'_, PyBytes>) -> (*mut u8, usize) {
+    // SAFETY: it is an object of bytes, and tells where these are; the GIL is held. Ends with the call.
+    let first = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
+    (first.cast(), bytes.len().expect("bytes have a length"))
+}
+
+/// Bytes of Python's that are to be written before it is shown to anybody.
+///
+/// # Errors
+/// Python has no memory for them.
+fn unwritten_bytes(py: Python<'_>, len: usize) -> PyResult<Bound<'_, PyBytes>> {
+    let size = ffi::Py_ssize_t::try_from(len).map_err(|_| Invalid::new_err("it is too long"))?;
+    // SAFETY: without bytes to copy, the interpreter makes an object of that length, or says why not (null); the GIL is held.
+    // Ends with the call.
+    let object = unsafe { ffi::PyBytes_FromStringAndSize(ptr::null(), size) };
+    // SAFETY: it is a new reference, or null with an exception. Ends with the call.
+    let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
+    Ok(object.cast_into::<PyBytes>()?)
+}
+
+/// The first `len` of bytes of Python's, which are written.
+///
+/// # Errors
+/// Python has no memory for them.
+fn cut<'py>(bytes: Bound<'py, PyBytes>, len: usize) -> PyResult<Bound<'py, PyBytes>> {
+    let py = bytes.py();
+    let (first, count) = bounds_of(&bytes);
+    if count == len {
+        return Ok(bytes);
+    }
+    assert!(len < count, "the first of them");
+    // SAFETY: so many bytes of an object that `bytes` keeps have been written, and nobody writes them any more. Ends with the
+    // copy.
+    bytes_from(py, unsafe { slice::from_raw_parts(first, len) })
+}
+
+/// The bytes of an object that are likely to be so many and may have to come from another host: `None` if there is none. They
+/// are received straight to where Python has them, if this thread gets them itself.
+///
+/// # Errors
+/// What the store says, or a handler of a signal raised; or Python has no memory for them.
+pub(crate) fn fetched_bytes<'py>(
+    py: Python<'py>,
+    handle: &StoreHandle,
+    key: &[u8],
+    room_bytes: usize,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let room = unwritten_bytes(py, room_bytes)?;
+    let loans = Loans::default();
+    let lent = loans.lend_unseen(bounds_of(&room));
+    let mut fetching = handle.fetch_bytes(key, Lent::whole(&lent));
+    drop(lent);
+    let waited = wait_for_steps(py, &mut fetching, room_bytes <= COPIED_WITH_GIL_MAX);
+    let fetched = waited.and_then(|()| wait(py, fetching.finish()));
+    loans.ended(py)?;
+    match fetched?.map_err(|error| of_store(&error))? {
+        None => Ok(None),
+        Some(FetchedBytes::InRoom { len_bytes }) => cut(room, len_bytes).map(Some),
+        Some(FetchedBytes::Brought(bytes)) => bytes_of(py, &bytes).map(Some),
+    }
+}
+
+/// The bytes, as Python's.
+///
+/// # Errors
+/// As of [`bytes_from`].
 pub(crate) fn bytes_of<'py>(py: Python<'py>, bytes: &ObjectBytes) -> PyResult<Bound<'py, PyBytes>> {
-    let from = bytes.as_slice();
+    bytes_from(py, bytes.as_slice())
+}
+
+/// A copy that is Python's, made without the GIL if it is long.
+///
+/// # Errors
+/// Python has no memory for it.
+fn bytes_from<'py>(py: Python<'py>, from: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     if from.len() <= COPIED_WITH_GIL_MAX {
         return Ok(PyBytes::new(py, from));
     }

@@ -24,7 +24,7 @@ use pyo3::types::{PyBytes, PyList};
 use crate::failure::{Invalid, of_store};
 use crate::memory::{Landed, Loans, Registered, streams};
 use crate::objects::{
-    Asking, Outcome, bytes_of, piece_of, put_waited, seen_bytes, waited, waited_and,
+    Asking, Outcome, bytes_of, fetched_bytes, piece_of, put_waited, seen_bytes, waited, waited_and,
 };
 use crate::opening::{Cores, NativeCluster, Open, address};
 use crate::owned::Owned;
@@ -174,13 +174,10 @@ impl NativeStore {
         if let Some(bytes) = seen_bytes(py, &handle, &key)? {
             return Ok(Some(bytes));
         }
-        let bytes = match handle.fetch_bytes(&key) {
-            Some(mut fetching) => {
-                wait_for_steps(py, &mut fetching, true)?;
-                wait(py, fetching.finish())?
-            }
-            None => wait(py, handle.bring_bytes(key))?,
-        };
+        if let Some(room_bytes) = handle.likely_bytes() {
+            return fetched_bytes(py, &handle, &key, room_bytes);
+        }
+        let bytes = wait(py, handle.bring_bytes(key))?;
         let bytes = bytes.map_err(|error| of_store(&error))?;
         bytes.map(|bytes| bytes_of(py, &bytes)).transpose()
     }

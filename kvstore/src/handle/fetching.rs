@@ -1,4 +1,4 @@
-//! Short objects that threads get themselves: what they [see](crate::glance), and from homes on other hosts by
+//! Objects that threads get themselves: what they [see](crate::glance), and from homes on other hosts by
 //! [lines](super::lines), past their own process's core, which neither carries them nor wakes for them.
 
 use std::collections::VecDeque;
@@ -24,10 +24,15 @@ use super::objects::Got;
 use super::round::{Ended, Round, went};
 use crate::error::StoreError;
 
-/// Objects with more room are left to cores, which receive them where they belong.
+/// One of several objects that has more room is left to cores, which receive from many connections at the same time.
 const ROOM_BYTES_MAX: usize = 64 * 1024;
-/// Room of all that one thread gets at a time: it copies that.
+/// Room of all of several objects that one thread gets at a time.
 const BYTES_MAX: usize = 256 * 1024;
+/// Room of an object that a thread gets alone.
+const ALONE_BYTES_MAX: usize = GATHERED_BYTES_MAX as usize;
+
+/// How long an answer may come for.
+const ARRIVING_MAX: Duration = Duration::from_secs(1);
 
 const _: () = assert!(BYTES_MAX <= GATHERED_BYTES_MAX as usize);
 
@@ -86,15 +91,18 @@ impl StoreHandle {
         }
     }
 
-    /// As [`bring_bytes`](Self::bring_bytes), for a thread that waits: see [`fetch`](Self::fetch). `None` if it is better left to
-    /// cores from the beginning: nobody knows how long the value may be, or it is likely to be long.
+    /// Room in bytes that the next value is likely to fit, if a thread does well to [fetch](Self::fetch_bytes) it. `None` if it
+    /// is better left to cores from the beginning: nobody knows how long the value may be, or it is likely to be long.
     #[must_use]
-    pub fn fetch_bytes(&self, key: &[u8]) -> Option<FetchingBytes> {
+    pub fn likely_bytes(&self) -> Option<usize> {
         let room_bytes = self.cores.lengths().guess();
-        let room_bytes = room_bytes.filter(|room_bytes| *room_bytes <= ROOM_BYTES_MAX)?;
-        let memory = SharedMemory::owned(vec![0; room_bytes]);
-        let fetching = self.fetch(vec![(key.to_vec(), vec![Lent::whole(&memory)])]);
-        Some(FetchingBytes { memory, fetching })
+        room_bytes.filter(|room_bytes| *room_bytes <= ALONE_BYTES_MAX)
+    }
+
+    /// As [`bring_bytes`](Self::bring_bytes), for a thread that waits: see [`fetch`](Self::fetch). What the thread gets itself
+    /// comes to `room`, of [as many](Self::likely_bytes) bytes, which nobody else is to read before it has ended.
+    pub fn fetch_bytes(&self, key: &[u8], room: Lent) -> FetchingBytes {
+        FetchingBytes(self.fetch(vec![(key.to_vec(), vec![room])]))
     }
 }
 
@@ -103,14 +111,16 @@ fn ask(cores: &Cores, wanted: &[(Vec<u8>, Vec<Lent>)], known: &Known) -> Option<
     let mut left = Vec::with_capacity(wanted.len());
     let mut keys = Vec::with_capacity(wanted.len());
     let mut left_bytes = 0;
+    let is_alone = known.iter().filter(|known| known.is_none()).count() == 1;
     for (place, (key, into)) in wanted.iter().enumerate() {
         let key = cores.tenant().key(key);
         if known[place].is_none() {
             let fingerprint = cores.tenant().check(&key).ok()?.fingerprint();
             let room_bytes: usize = into.iter().map(Lent::len).sum();
             left_bytes += room_bytes;
-            let is_long = room_bytes > ROOM_BYTES_MAX || left_bytes > BYTES_MAX;
-            if is_long || into.iter().any(Lent::is_of_device) {
+            let is_short = room_bytes <= ROOM_BYTES_MAX && left_bytes <= BYTES_MAX;
+            let is_fitting = is_short || is_alone && room_bytes <= ALONE_BYTES_MAX;
+            if !is_fitting || into.iter().any(Lent::is_of_device) {
                 return None;
             }
             left.push((fingerprint, (place, room_bytes)));
@@ -127,7 +137,7 @@ fn ask(cores: &Cores, wanted: &[(Vec<u8>, Vec<Lent>)], known: &Known) -> Option<
     }
     let round = Round::begin(cores, (homes, items), |seat, home, places| {
         let wanted_here = places.iter().map(|&(place, room_bytes)| {
-            let room_bytes = u32::try_from(room_bytes).expect("it is short");
+            let room_bytes = u32::try_from(room_bytes).expect("it is bounded");
             (room_bytes, Key::new(&keys[place]).expect("it has a home"))
         });
         let message = GatherMessage {
@@ -137,7 +147,7 @@ fn ask(cores: &Cores, wanted: &[(Vec<u8>, Vec<Lent>)], known: &Known) -> Option<
             wanted: wanted_here.collect(),
         };
         let rooms: Vec<usize> = places.iter().map(|(_, room_bytes)| *room_bytes).collect();
-        let in_all = u32::try_from(rooms.iter().sum::<usize>()).expect("they are short");
+        let in_all = u32::try_from(rooms.iter().sum::<usize>()).expect("they are bounded");
         let version = home.version;
         let body = |out: &mut Vec<u8>| message.encode(version, out);
         let asked = home.line.ask(Op::Gather.code(), body, in_all);
@@ -154,7 +164,7 @@ fn ask(cores: &Cores, wanted: &[(Vec<u8>, Vec<Lent>)], known: &Known) -> Option<
         };
         (filled, went(&home.line, asked))
     });
-    round.ok()
+    Some(round.ok()?.arriving_within(ARRIVING_MAX))
 }
 
 impl Fetching {
@@ -210,51 +220,63 @@ impl Fetching {
 /// The bytes of an object that are being got. See [`StoreHandle::fetch_bytes`].
 #[derive(Debug)]
 #[must_use = "what has not been got yet is asked for when it is finished"]
-pub struct FetchingBytes {
-    memory: SharedMemory,
-    fetching: Fetching,
+pub struct FetchingBytes(Fetching);
+
+/// The bytes of an object that have been got.
+#[derive(Debug)]
+pub enum FetchedBytes {
+    /// So many lie at the front of the room.
+    InRoom {
+        /// How many.
+        len_bytes: usize,
+    },
+    /// A core has brought them; of the room somebody may have written a part.
+    Brought(ObjectBytes),
 }
 
 impl FetchingBytes {
     /// As [`Fetching::is_over`].
     #[must_use]
     pub const fn is_over(&self) -> bool {
-        self.fetching.is_over()
+        self.0.is_over()
     }
 
     /// As [`Fetching::step`].
     pub fn step(&mut self) -> bool {
-        self.fetching.step()
+        self.0.step()
     }
 
     /// As [`Fetching::wait`].
     pub fn wait(&mut self, timeout: Duration) -> bool {
-        self.fetching.wait(timeout)
+        self.0.wait(timeout)
     }
 
-    /// Has a core get what is left.
+    /// Has a core get what is left. `None` if there is no object, or its home does not know. The room is the caller's again at
+    /// once.
     ///
     /// # Errors
     /// As of [`StoreHandle::bring_bytes`].
-    pub fn finish(self) -> Pending<Result<Option<ObjectBytes>, StoreError>> {
+    pub fn finish(self) -> Pending<Result<Option<FetchedBytes>, StoreError>> {
         let Fetching {
             cores,
             mut wanted,
             mut known,
             round,
-        } = self.fetching;
-        // With it goes what would still write the memory.
+        } = self.0;
+        // With it goes what would still write the room.
         drop(round);
-        let (key, into) = wanted.pop().expect("one object");
-        drop(into);
-        match (known.pop().expect("one object"), self.memory.into_bytes()) {
-            (Some(Got::Miss { is_known: true }), _) => Pending::ready(Ok(None)),
-            (Some(Got::Hit { len_bytes, .. }), Ok(mut bytes)) => {
-                bytes.truncate(len_bytes);
+        let (key, room) = wanted.pop().expect("one object");
+        drop(room);
+        match known.pop().expect("one object") {
+            Some(Got::Miss { is_known: true }) => Pending::ready(Ok(None)),
+            Some(Got::Hit { len_bytes, .. }) => {
                 cores.lengths().learn(len_bytes);
-                Pending::ready(Ok(Some(ObjectBytes::Own(bytes))))
+                Pending::ready(Ok(Some(FetchedBytes::InRoom { len_bytes })))
             }
-            _ => cores.bring_bytes(key),
+            Some(Got::Miss { is_known: false }) | None => {
+                let brought = cores.bring_bytes(key);
+                Pending::here(async move { Ok(brought.await?.map(FetchedBytes::Brought)) })
+            }
         }
     }
 }
@@ -323,16 +345,26 @@ impl LineSink for Filled {
     }
 
     fn on_payload(&mut self, mut bytes: &[u8]) {
-        while let Some((piece, left)) = self.parts.front_mut() {
-            let count = left.len().min(bytes.len());
-            let (now, later) = bytes.split_at(count);
+        while let Some((piece, left)) = self.parts.front()
+            && !bytes.is_empty()
+        {
+            let (now, later) = bytes.split_at(left.len().min(bytes.len()));
             piece.copy_in_at(left.start, now);
-            left.start += count;
-            if left.start < left.end {
-                return;
-            }
-            self.parts.pop_front();
+            self.on_placed(now.len());
             bytes = later;
+        }
+    }
+
+    fn place(&self) -> Option<(&SharedMemory, Range<usize>)> {
+        let (piece, left) = self.parts.front()?;
+        Some(piece.place_of(left))
+    }
+
+    fn on_placed(&mut self, len_bytes: usize) {
+        let (_, left) = self.parts.front_mut().expect("there is a place");
+        left.start += len_bytes;
+        if left.start == left.end {
+            self.parts.pop_front();
         }
     }
 }

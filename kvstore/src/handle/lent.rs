@@ -99,6 +99,13 @@ impl Lent {
         memory.copy_in(range.start + at, bytes);
     }
 
+    /// Where a part of it lies.
+    pub(super) fn place_of(&self, part: &Range<usize>) -> (&SharedMemory, Range<usize>) {
+        assert!(part.end <= self.len(), "a part of it");
+        let (memory, range) = self.host();
+        (memory, range.start + part.start..range.start + part.end)
+    }
+
     /// Copies `len` bytes of a view, from `from` on, to its front; the CRC32C of what is there then.
     pub(super) fn copy_in_view(&self, view: &View, from: usize, len: usize) -> u32 {
         assert!(len <= self.len(), "{len} do not fit");

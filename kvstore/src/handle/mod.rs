@@ -66,7 +66,7 @@ pub use cores::QUESTIONS_MAX;
 pub(crate) use cores::{Cores, Seated};
 pub use devices::DEVICE_STAGING_BYTES_MAX;
 pub use direct::SeenBytes;
-pub use fetching::{Fetching, FetchingBytes};
+pub use fetching::{FetchedBytes, Fetching, FetchingBytes};
 pub use handing::Handing;
 pub use host::ClientHost;
 use hosted::Until;

@@ -1,6 +1,7 @@
 //! Questions of one thread to several homes at the same time, each on a [line](super::lines) of its own.
 
 use std::collections::BTreeMap;
+use std::thread::LocalKey;
 use std::time::{Duration, Instant};
 
 use lunette_cluster::proto::map::Epoch;
@@ -25,7 +26,10 @@ pub(super) struct Round<A> {
     asked: Vec<(LentLine, A)>,
     /// Who could not be asked, or whose answer is lost, and is told of with the next step.
     failed: Vec<(A, Ended)>,
+    /// When nothing is waited for any more. It is put off when something has come, up to `last`.
     until: Instant,
+    last: Instant,
+    arrived_bytes: usize,
     /// How long their cores work on the answers.
     work: Duration,
 }
@@ -75,10 +79,13 @@ impl Cores {
 impl<A: LineSink> Round<A> {
     /// One in which nobody is asked.
     pub(super) fn none() -> Self {
+        let until = Instant::now() + RESEND;
         Self {
             asked: Vec::new(),
             failed: Vec::new(),
-            until: Instant::now() + RESEND,
+            until,
+            last: until,
+            arrived_bytes: 0,
             work: Duration::ZERO,
         }
     }
@@ -120,6 +127,13 @@ impl<A: LineSink> Round<A> {
     /// The same, in which answers are waited for so long.
     pub(super) fn within(mut self, timeout: Duration) -> Self {
         self.until = Instant::now() + timeout;
+        self.last = self.until;
+        self
+    }
+
+    /// The same, in which answers that come slowly are waited for so long, if they come at all.
+    pub(super) fn arriving_within(mut self, timeout: Duration) -> Self {
+        self.last = Instant::now() + timeout;
         self
     }
 
@@ -165,13 +179,27 @@ impl<A: LineSink> Round<A> {
             drop(line);
             done(answer, ended);
         }
-        if !self.asked.is_empty() && Instant::now() >= self.until {
+        if !self.asked.is_empty() && self.is_late() {
             tracing::debug!(homes = self.asked.len(), "a thread is not answered in time");
             for (_line, answer) in self.asked.drain(..) {
                 done(answer, Ended::Lost);
             }
         }
         self.asked.is_empty()
+    }
+
+    /// Whether too little has come for too long.
+    fn is_late(&mut self) -> bool {
+        let now = Instant::now();
+        let lines = self.asked.iter_mut();
+        let arrived_bytes = lines
+            .map(|(line, _)| line.home().line.arrived_bytes())
+            .sum();
+        if self.arrived_bytes != arrived_bytes {
+            self.arrived_bytes = arrived_bytes;
+            self.until = self.until.max((now + RESEND).min(self.last));
+        }
+        now >= self.until
     }
 
     /// Waits no more; `done` is told how what was asked has ended.
@@ -196,29 +224,65 @@ impl<A: LineSink> Round<A> {
     /// Blocks this thread until nobody is waited for any more, and no longer than `timeout`; whether that is so. It looks for a
     /// while, where that has paid [lately](Patience), then sleeps.
     pub(super) fn wait(&mut self, timeout: Duration, mut done: impl FnMut(A, Ended)) -> bool {
-        thread_local! {
-            static PATIENCE: Patience = const { Patience::new() };
-        }
         if self.is_over() {
             return true;
         }
-        PATIENCE.with(|patience| {
-            let (begun, spin) = (Instant::now(), patience.spin(SPIN + self.work));
-            loop {
-                let waited = begun.elapsed();
-                if waited >= spin {
-                    self.sleep(timeout.saturating_sub(waited));
-                } else {
-                    (0..LOOKS).for_each(|_| std::hint::spin_loop());
-                }
-                if self.step(&mut done) {
-                    patience.learn(spin, begun.elapsed());
-                    return true;
-                }
-                if begun.elapsed() >= timeout {
-                    return false;
-                }
+        let begun = Instant::now();
+        let mut lull = Lull::begin(&ASKED, SPIN + self.work);
+        loop {
+            if lull.is_looked_for() {
+                (0..LOOKS).for_each(|_| std::hint::spin_loop());
+            } else {
+                self.sleep(timeout.saturating_sub(begun.elapsed()));
             }
-        })
+            let arrived_bytes = self.arrived_bytes;
+            if self.step(&mut done) {
+                lull.end();
+                return true;
+            }
+            if self.arrived_bytes != arrived_bytes {
+                lull.end();
+                lull = Lull::begin(&ARRIVING, SPIN);
+            }
+            if begun.elapsed() >= timeout {
+                return false;
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// Of answers of which nothing has come.
+    static ASKED: Patience = const { Patience::new() };
+    /// Of those that are coming.
+    static ARRIVING: Patience = const { Patience::new() };
+}
+
+/// A time in which nothing comes.
+struct Lull {
+    patience: &'static LocalKey<Patience>,
+    begun: Instant,
+    spin: Duration,
+}
+
+impl Lull {
+    fn begin(patience: &'static LocalKey<Patience>, longest: Duration) -> Self {
+        Self {
+            patience,
+            begun: Instant::now(),
+            spin: patience.with(|patience| patience.spin(longest)),
+        }
+    }
+
+    /// Whether to look whether something comes, rather than to sleep until it does.
+    fn is_looked_for(&self) -> bool {
+        self.begun.elapsed() < self.spin
+    }
+
+    /// Something has come.
+    fn end(self) {
+        let waited = self.begun.elapsed();
+        self.patience
+            .with(|patience| patience.learn(self.spin, waited));
     }
 }

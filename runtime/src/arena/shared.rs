@@ -2,12 +2,16 @@
 
 use std::any::Any;
 use std::fmt;
+use std::io;
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::slice;
 use std::sync::Arc;
 
+use lunette_runtime_core::checksum::Crc32c;
 use rustix::io::Errno;
 
 use super::exposed::{Exposed, ForeignMemory};
@@ -239,6 +243,43 @@ impl SharedMemory {
         // SAFETY: the check keeps the source inside memory that `self` keeps; `bytes` is borrowed exclusively, so it
         // lies elsewhere. Ends with the copy.
         unsafe { copy_summed(from, bytes.as_mut_ptr(), bytes.len(), Then::Kept) }
+    }
+
+    /// Receives what has come at a socket, on whatever thread, to the front of these bytes, of which there are some: how many.
+    ///
+    /// # Errors
+    /// The system's; `AGAIN` if nothing has come.
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    pub(crate) fn receive(
+        &self,
+        range: Range<usize>,
+        socket: BorrowedFd<'_>,
+    ) -> Result<usize, Errno> {
+        self.check(range.start, range.len());
+        let to = self.0.address.as_ptr().wrapping_add(range.start);
+        let socket = socket.as_raw_fd();
+        // SAFETY: the check keeps the target inside memory that `self` keeps, to which no reference exists; the system writes
+        // it as another thread that has a handle may, and not after this call. Ends with the call.
+        let got = unsafe { libc::recv(socket, to.cast(), range.len(), libc::MSG_DONTWAIT) };
+        usize::try_from(got).map_err(|_| {
+            let error = io::Error::last_os_error();
+            Errno::from_io_error(&error).unwrap_or(Errno::IO)
+        })
+    }
+
+    /// Folds these bytes into a checksum, on whatever thread. See [`Exposed::fold`].
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    pub fn fold(&self, range: Range<usize>, checksum: &mut Crc32c) {
+        self.check(range.start, range.len());
+        let from = self.0.address.as_ptr().wrapping_add(range.start);
+        // SAFETY: the check keeps the range inside memory that `self` keeps, initialised. Others may change it meanwhile: the
+        // fold reads bytes into registers and draws no conclusion from them, so that its result may be wrong, and nothing
+        // else. Ends with the call.
+        checksum.fold(unsafe { slice::from_raw_parts(from, range.len()) });
     }
 
     fn check(&self, start: usize, len: usize) {

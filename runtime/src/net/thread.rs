@@ -1,13 +1,15 @@
 //! Connections of threads that are no core's.
 
 use std::io::IoSlice;
-use std::os::fd::OwnedFd;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
+use crate::arena::SharedMemory;
 use crate::op::OpError;
 
 /// A connection that a core has made and a thread has taken, [by](super::TcpStream::into_thread). Whatever thread has it asks
@@ -48,14 +50,22 @@ impl ThreadStream {
     /// # Errors
     /// [`OpError::Os`], when the connection has ended.
     pub fn try_recv(&self, buffer: &mut [u8]) -> Result<Option<usize>, OpError> {
-        loop {
-            match recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT) {
-                Ok((count, _)) => return Ok(Some(count)),
-                Err(Errno::AGAIN) => return Ok(None),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(OpError::Os(errno)),
-            }
-        }
+        received(|| recv(&self.socket, &mut *buffer, RecvFlags::DONTWAIT).map(|(count, _)| count))
+    }
+
+    /// As [`try_recv`](Self::try_recv), straight to these bytes of memory that others may reach meanwhile.
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// If they do not lie inside.
+    pub fn try_recv_to(
+        &self,
+        memory: &SharedMemory,
+        range: Range<usize>,
+    ) -> Result<Option<usize>, OpError> {
+        received(|| memory.receive(range.clone(), self.socket.as_fd()))
     }
 
     /// Blocks this thread until something has come, the connection has ended or, if it `sends`, there is room to send; and no
@@ -71,6 +81,18 @@ impl ThreadStream {
         match poll(&mut polled, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(OpError::Os(errno)),
+        }
+    }
+}
+
+/// What has come, if anything has.
+fn received(mut receive: impl FnMut() -> Result<usize, Errno>) -> Result<Option<usize>, OpError> {
+    loop {
+        match receive() {
+            Ok(count) => return Ok(Some(count)),
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(OpError::Os(errno)),
         }
     }
 }

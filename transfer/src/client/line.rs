@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
+use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::net::ThreadStream;
+use lunette_runtime_core::checksum::Crc32c;
 use lunette_runtime_core::limits::BODY_BYTES_MAX;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::calls::{CallEnd, Calls, ResponseSink};
@@ -17,8 +19,12 @@ use super::Greeted;
 use crate::error::{CallError, CloseReason, ConnectError};
 use crate::guard::Guard;
 
-/// What is received at a time: payloads are copied from there.
+/// What is received at a time: short payloads, and the fronts of long ones, are copied from there.
 const STAGING_BYTES: usize = 32 * 1024;
+/// From so many bytes on, what is left of a payload is received straight to where it belongs, if the sink says where.
+const PLACED_BYTES_MIN: usize = 16 * 1024;
+/// Most that is received so at once: it is to be in the processor's own cache when its checksum is folded.
+const PLACED_BYTES_MAX: usize = 256 * 1024;
 
 /// Requests that are under way on a line. It is by this that who serves knows one.
 pub(crate) const LINE_IN_FLIGHT: u32 = 1;
@@ -29,14 +35,21 @@ pub trait LineSink {
     fn on_answer(&mut self, status: u16, body: &[u8], payload_len_bytes: usize);
     /// The next bytes of the payload. Whether they are as they were sent is told at its [end](Line::look).
     fn on_payload(&mut self, bytes: &[u8]);
+    /// Where the next bytes of the payload belong, as many as that is: a sink that says so is not told of them, but of
+    /// [how many](Self::on_placed) have come there. What does not come straight to there is [told](Self::on_payload) all the same.
+    fn place(&self) -> Option<(&SharedMemory, Range<usize>)> {
+        None
+    }
+    /// So many bytes lie at the front of the [place](Self::place).
+    fn on_placed(&mut self, _len_bytes: usize) {}
 }
 
 /// A connection of whatever thread has it. A core makes it; from then on the thread asks the system itself, so that a request
 /// wakes the peer, and its answer the thread, and nobody between them.
 ///
 /// There is one request at a time. It does not end by itself: who asks keeps the time, and drops the line with what is
-/// unanswered on it. A line that has failed once fails again. Payloads are copied, by the thread, to memory of the line and
-/// from there: none is lent.
+/// unanswered on it. A line that has failed once fails again. What is sent is copied to memory of the line, by the thread, and
+/// what comes from there or straight to where it belongs: between calls nothing is lent.
 #[derive(Debug)]
 pub struct Line {
     stream: ThreadStream,
@@ -54,6 +67,8 @@ pub struct Line {
     /// What of head and payload has been sent.
     sent: usize,
     body: Vec<u8>,
+    /// Bytes that have come since it was asked.
+    arrived_bytes: usize,
     is_asked: bool,
     /// Whether the payload that arrives is told.
     is_told: bool,
@@ -104,6 +119,7 @@ impl Line {
             payload_len: 0,
             sent: 0,
             body: Vec::new(),
+            arrived_bytes: 0,
             is_asked: false,
             is_told: false,
             failed: None,
@@ -136,6 +152,12 @@ impl Line {
     #[must_use]
     pub const fn is_unsent(&self) -> bool {
         self.sent == 0
+    }
+
+    /// Bytes that have been received since the last request.
+    #[must_use]
+    pub const fn arrived_bytes(&self) -> usize {
+        self.arrived_bytes
     }
 
     /// Asks the peer for `op`, with an answer of at most `room_bytes` of payload; `body` appends the request's body. What the
@@ -200,7 +222,7 @@ impl Line {
         room_bytes: u32,
     ) -> Result<(), CloseReason> {
         assert!(!self.is_asked, "one request at a time");
-        self.sent = 0;
+        (self.sent, self.arrived_bytes) = (0, 0);
         if let Some(reason) = self.failed {
             return Err(reason);
         }
@@ -275,26 +297,50 @@ impl Line {
     ) -> Result<Option<Result<(), CallError>>, CloseReason> {
         self.send()?;
         loop {
-            if let Some(ended) = self.step(sink)? {
-                self.is_asked = false;
-                return Ok(Some(ended));
-            }
-            match self.stream.try_recv(&mut self.staging)? {
+            let payload_left = match self.step(sink)? {
+                Next::Ended(ended) => {
+                    self.is_asked = false;
+                    return Ok(Some(ended));
+                }
+                Next::Bytes { payload_left } => payload_left,
+            };
+            match self.receive(sink, payload_left)? {
                 None => return Ok(None),
                 Some(0) => {
                     self.receiver.on_eof()?;
                     return Err(CloseReason::Peer);
                 }
-                Some(count) => self.unread = 0..count,
+                Some(count) => self.arrived_bytes += count,
             }
         }
     }
 
-    /// Steps through what has been received, up to the end of an answer.
-    fn step(
+    /// Receives what has come, within a payload of which so much is left, or outside one: how many bytes.
+    fn receive(
         &mut self,
         sink: &mut impl LineSink,
-    ) -> Result<Option<Result<(), CallError>>, CloseReason> {
+        payload_left: usize,
+    ) -> Result<Option<usize>, CloseReason> {
+        if let Some((memory, place)) = sink.place().filter(|_| self.is_told) {
+            let len = place.len().min(payload_left).min(PLACED_BYTES_MAX);
+            if len >= PLACED_BYTES_MIN {
+                let start = place.start;
+                let received = self.stream.try_recv_to(memory, start..start + len)?;
+                if let Some(count) = received {
+                    let fold = |checksum: &mut Crc32c| memory.fold(start..start + count, checksum);
+                    self.receiver.on_payload_in_place(count, fold)?;
+                    sink.on_placed(count);
+                }
+                return Ok(received);
+            }
+        }
+        let received = self.stream.try_recv(&mut self.staging)?;
+        self.unread = 0..received.unwrap_or(0);
+        Ok(received)
+    }
+
+    /// Steps through what has been received, up to the end of an answer.
+    fn step(&mut self, sink: &mut impl LineSink) -> Result<Next, CloseReason> {
         loop {
             let mut input = &self.staging[self.unread.clone()];
             let step = self.receiver.step(&mut input)?;
@@ -323,11 +369,23 @@ impl Line {
                     continue;
                 }
                 Step::PayloadDone { id, verdict } => (id, verdict),
-                Step::NeedControl | Step::NeedPayload { .. } => return Ok(None),
+                Step::NeedControl => return Ok(Next::Bytes { payload_left: 0 }),
+                Step::NeedPayload { len_bytes, .. } => {
+                    let payload_left = len_bytes as usize;
+                    return Ok(Next::Bytes { payload_left });
+                }
             };
-            return Ok(Some(ended(self.calls.on_response_end(id, verdict))));
+            return Ok(Next::Ended(ended(self.calls.on_response_end(id, verdict))));
         }
     }
+}
+
+/// What comes next.
+enum Next {
+    /// Nothing: the answer has ended.
+    Ended(Result<(), CallError>),
+    /// Bytes that are to be received, so many of which are of a payload.
+    Bytes { payload_left: usize },
 }
 
 /// What came of the request.
