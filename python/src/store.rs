@@ -19,6 +19,7 @@ use lunette_kvstore_proto::version::WriteKind;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::failure::{Invalid, of_store};
@@ -238,7 +239,11 @@ impl NativeStore {
     }
 
     /// Whether there is an object, in the order of `keys`; or an exception.
-    fn exists<'py>(&self, py: Python<'py>, keys: Vec<Vec<u8>>) -> PyResult<Bound<'py, PyList>> {
+    fn exists<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Vec<PyBackedBytes>,
+    ) -> PyResult<Bound<'py, PyList>> {
         let mut looking = self.handle()?.look_up(keys);
         wait_for_steps(py, &mut looking, true)?;
         listed(py, failures(wait(py, looking.finish())?))

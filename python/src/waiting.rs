@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use lunette_kvstore::{Fetching, FetchingBytes, Handing, Looking};
 use lunette_runtime::{Patience, WORK_MAX};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 
 use crate::gil::{self, KEPT_MAX};
 
@@ -197,7 +198,7 @@ macro_rules! stepped {
     )* };
 }
 
-stepped!(Handing, Looking, Fetching, FetchingBytes);
+stepped!(Handing, Looking<PyBackedBytes>, Fetching, FetchingBytes);
 
 /// As [`wait`], for what this thread does itself meanwhile, without the GIL unless it `keeps_gil`, or for a while beside a busy
 /// thread.

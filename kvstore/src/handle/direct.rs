@@ -22,13 +22,13 @@ const BYTES_PER_CALL_MAX: usize = 256 << 10;
 
 impl Cores {
     /// What is known of keys without asking a core, in their order.
-    pub(super) fn peek(&self, keys: &[Vec<u8>]) -> Vec<Peek> {
+    pub(super) fn peek(&self, keys: &[impl AsRef<[u8]>]) -> Vec<Peek> {
         let map = self.map();
         let Some(map) = map.as_ref() else {
             return vec![Peek::Unsure; keys.len()];
         };
         let keys = keys.iter().map(|key| {
-            let key = self.tenant().key(key);
+            let key = self.tenant().key(key.as_ref());
             let key = self.tenant().check(&key).ok()?;
             Some(key.fingerprint())
         });

@@ -19,9 +19,9 @@ use crate::error::StoreError;
 
 /// Keys that are being looked up. See [`StoreHandle::look_up`].
 #[must_use = "what is not known yet is asked for when it is finished"]
-pub struct Looking {
+pub struct Looking<K = Vec<u8>> {
     cores: Arc<Cores>,
-    keys: Vec<Vec<u8>>,
+    keys: Vec<K>,
     known: Known,
     round: Round<Peeked>,
 }
@@ -37,7 +37,7 @@ struct Peeked {
     peeks: Vec<Peek>,
 }
 
-impl fmt::Debug for Looking {
+impl<K> fmt::Debug for Looking<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Looking")
             .field("keys", &self.keys.len())
@@ -55,7 +55,7 @@ impl StoreHandle {
     ///
     /// # Errors
     /// With [`finish`](Looking::finish).
-    pub fn look_up(&self, keys: Vec<Vec<u8>>) -> Looking {
+    pub fn look_up<K: AsRef<[u8]>>(&self, keys: Vec<K>) -> Looking<K> {
         let known = self.peeked(&keys);
         let round = ask(&self.cores, &keys, &known);
         Looking {
@@ -78,11 +78,11 @@ impl StoreHandle {
 }
 
 /// Asks the homes of what is not known, if threads may.
-fn ask(cores: &Cores, keys: &[Vec<u8>], known: &Known) -> Option<Round<Peeked>> {
+fn ask(cores: &Cores, keys: &[impl AsRef<[u8]>], known: &Known) -> Option<Round<Peeked>> {
     let mut left = Vec::with_capacity(keys.len());
     for (place, key) in keys.iter().enumerate() {
         if known[place].is_none() {
-            let key = cores.tenant().key(key);
+            let key = cores.tenant().key(key.as_ref());
             let key = cores.tenant().check(&key).ok()?.fingerprint();
             left.push((key, (place, key)));
         }
@@ -105,7 +105,7 @@ fn ask(cores: &Cores, keys: &[Vec<u8>], known: &Known) -> Option<Round<Peeked>> 
     round.ok()
 }
 
-impl Looking {
+impl<K: AsRef<[u8]>> Looking<K> {
     /// Keys of which nothing is known yet. When there is nothing to [wait](Self::step) for, cores are to be asked for so many.
     #[must_use]
     pub fn left(&self) -> usize {
@@ -145,18 +145,19 @@ impl Looking {
         let Self {
             cores, keys, known, ..
         } = self;
-        cores.ask_whether(keys, known)
+        let left = unknown(keys, &known).into_iter();
+        let left = left.map(|key| key.as_ref().to_vec()).collect();
+        cores.ask_whether(left, known)
     }
 }
 
 impl Cores {
-    /// What is known of keys, and in its gaps what cores find out.
+    /// What is known of keys, and in its gaps what cores find out, who are asked for those.
     pub(super) fn ask_whether(
         &self,
-        keys: Vec<Vec<u8>>,
+        left: Vec<Vec<u8>>,
         known: Known,
     ) -> Pending<Vec<Result<bool, StoreError>>> {
-        let left = unknown(keys, &known);
         if left.is_empty() {
             return Pending::ready(known.into_iter().flatten().collect());
         }

@@ -224,11 +224,14 @@ impl StoreHandle {
     /// One for each: [`StoreError`], as of [`put`](Self::put).
     pub fn exists(&self, keys: Vec<Vec<u8>>) -> Pending<Vec<Result<bool, StoreError>>> {
         let known = self.peeked(&keys);
-        self.cores.ask_whether(keys, known)
+        self.cores.ask_whether(unknown(keys, &known), known)
     }
 
     /// What is seen of keys without asking anybody.
-    pub(super) fn peeked(&self, keys: &[Vec<u8>]) -> Vec<Option<Result<bool, StoreError>>> {
+    pub(super) fn peeked(
+        &self,
+        keys: &[impl AsRef<[u8]>],
+    ) -> Vec<Option<Result<bool, StoreError>>> {
         let peeks = self.cores.peek(keys).into_iter();
         let known = peeks.map(|peek| match peek {
             Peek::Present => Some(Ok(true)),

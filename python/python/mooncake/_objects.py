@@ -58,7 +58,10 @@ def _key(key: str) -> bytes:
 
 
 def _keys(keys: Sequence[str]) -> list[bytes]:
-    return [_key(key) for key in keys]
+    try:
+        return list(map(str.encode, keys))
+    except TypeError:
+        return [_key(key) for key in keys]
 
 
 def _numbers(*numbers: int) -> None:
@@ -433,7 +436,7 @@ class Objects:
             present = native.exists(names)
         except StoreError:
             return [-1] * len(names)
-        return [_presence(each) for each in present]
+        return [1 if each is True else 0 if each is False else _presence(each) for each in present]
 
     def get_size(self, key: str) -> int:
         """The length of an object."""
