@@ -20,15 +20,19 @@ def member(coordinator: lunette.Coordinator) -> Iterator[lunette.Store]:
         yield store
 
 
-@pytest.fixture(scope="module", params=["member", "client"])
+@pytest.fixture(scope="module", params=["member", "client", "client by TCP"])
 def store(
     request: pytest.FixtureRequest, member: lunette.Store
 ) -> Iterator[lunette.Store]:
     if request.param == "member":
         yield member
-    else:
-        with lunette.Store.connect([member.address]) as client:
-            yield client
+        return
+    with pytest.MonkeyPatch.context() as patched:
+        if request.param == "client by TCP":
+            patched.setenv("LUNETTE_ONE_SIDED", "0")
+        client = lunette.Store.connect([member.address])
+    with client:
+        yield client
 
 
 @pytest.fixture

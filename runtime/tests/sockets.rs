@@ -5,12 +5,15 @@ mod on_each_driver;
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Duration;
 
+use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::net::{Message, TcpListener, TcpStream, ThreadStream};
 use lunette_runtime::vectored::Scatter;
 use lunette_runtime::{OpError, arena, spawn_local, time};
+use lunette_runtime_core::checksum::{Crc32c, crc32c};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketType};
 
@@ -288,6 +291,52 @@ fn a_thread_takes_a_connection_that_is_nobody_elses() {
         // The next one is for the thread to find, wherever it is then.
         drop(server);
         assert!(thread.join().expect("no panic"), "it ends for the thread");
+    });
+}
+
+/// What a thread receives straight to memory lies where it was to, and nowhere else.
+#[test]
+fn a_thread_receives_to_memory_that_others_reach() {
+    run(0, || async {
+        let listener = TcpListener::bind(loopback()).expect("a port");
+        let client = TcpStream::connect(listener.local_addr()).await;
+        let server = listener.accept().await.expect("accepted");
+        let stream = client.expect("connected").into_thread();
+        let stream = stream.expect("the only handle");
+        let memory = SharedMemory::owned(vec![1; 64]);
+        let nothing = stream.try_recv_to(&memory, 8..16);
+        assert_eq!(nothing, Ok(None), "nothing is there");
+        let (sent, _) = server.send_all(b"a dozen long".to_vec(), 0, 12).await;
+        sent.expect("it is open");
+        let thread = thread::spawn(move || {
+            let mut got = 0;
+            while got < 12 {
+                stream.sleep(false, Duration::MAX).expect("memory");
+                let place = 8 + got..(16 + got).min(20);
+                got += stream
+                    .try_recv_to(&memory, place)
+                    .expect("open")
+                    .expect("bytes");
+            }
+            let mut sum = Crc32c::new();
+            memory.fold(8..20, &mut sum);
+            assert_eq!(sum.value(), crc32c(b"a dozen long"));
+            for (start, end) in [(60, 65), (65, 66), (usize::MAX - 1, usize::MAX)] {
+                let outside = AssertUnwindSafe(|| stream.try_recv_to(&memory, start..end));
+                assert!(catch_unwind(outside).is_err(), "{start}..{end}");
+                let outside = AssertUnwindSafe(|| memory.fold(start..end, &mut Crc32c::new()));
+                assert!(catch_unwind(outside).is_err(), "{start}..{end}");
+            }
+            stream.sleep(false, Duration::MAX).expect("memory");
+            assert_eq!(stream.try_recv_to(&memory, 0..8), Ok(Some(0)), "it ends");
+            memory.into_bytes().expect("the only handle")
+        });
+        drop(server);
+        while !thread.is_finished() {
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        let bytes = thread.join().expect("no panic");
+        assert_eq!(bytes, [&[1; 8][..], b"a dozen long", &[1; 44]].concat());
     });
 }
 

@@ -6,12 +6,13 @@ mod peer;
 use std::cell::Cell;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
 use lunette_auth::{Encryption, Secrets};
-use lunette_runtime::arena::Region;
+use lunette_runtime::arena::{Region, SharedMemory};
 use lunette_runtime::{CoreOptions, Idle, arena, block_on, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::RequestId;
@@ -203,6 +204,148 @@ fn requests_and_answers_of_all_lengths() {
             }
         })
         .await;
+    });
+}
+
+/// Is received straight to memory, in pieces of so many bytes, as many as there are.
+struct Placed {
+    memory: SharedMemory,
+    piece: usize,
+    pieces: usize,
+    /// What has come, whichever way.
+    come: usize,
+    /// What has been told of it, not placed.
+    told: usize,
+}
+
+impl Placed {
+    fn new(piece: usize, pieces: usize, memory_bytes: usize) -> Self {
+        Self {
+            memory: SharedMemory::owned(vec![0xee; memory_bytes]),
+            piece,
+            pieces,
+            come: 0,
+            told: 0,
+        }
+    }
+}
+
+impl LineSink for Placed {
+    fn on_answer(&mut self, _status: u16, _body: &[u8], _payload_len_bytes: usize) {}
+
+    fn on_payload(&mut self, bytes: &[u8]) {
+        self.memory.copy_in(self.come, bytes);
+        self.come += bytes.len();
+        self.told += bytes.len();
+    }
+
+    fn place(&self) -> Option<(&SharedMemory, Range<usize>)> {
+        let place = self.come / self.piece;
+        (place < self.pieces).then(|| (&self.memory, self.come..(place + 1) * self.piece))
+    }
+
+    fn on_placed(&mut self, len_bytes: usize) {
+        let (_, place) = self.place().expect("there was one");
+        assert!(len_bytes > 0 && len_bytes <= place.len(), "inside it");
+        self.come += len_bytes;
+    }
+}
+
+/// Asks for so many bytes, which belong where the sink says.
+fn fill_placed(
+    line: &mut Line,
+    len: usize,
+    room_bytes: u32,
+    mut sink: Placed,
+) -> (Placed, Result<(), CallError>) {
+    let asked = u32::try_from(len).expect("short").to_le_bytes();
+    let asked = line.ask(FILL, |out| out.extend(asked), room_bytes);
+    asked.expect("it is open");
+    loop {
+        if let Some(ended) = line.look(&mut sink).expect("it answers") {
+            return (sink, ended);
+        }
+        line.sleep(Duration::from_secs(60));
+    }
+}
+
+#[test]
+fn long_payloads_are_received_where_they_belong() {
+    run(|| async {
+        let (address, mirror) = start(8, None);
+        let mut line = line(address).await;
+        let mut line = on_thread(move || {
+            // One piece, several, some of which end within the payload or behind it, pieces that are shorter than is worth it,
+            // and none for the last bytes.
+            for (len, piece, pieces) in [
+                (1 << 20, 1 << 20, 1),
+                (1 << 20, 2 << 20, 1),
+                (1 << 20, 100_000, 11),
+                (1 << 20, 300_000, 2),
+                (300_000, 1000, 300),
+                (70_000, 70_000, 0),
+                (100, 100, 1),
+            ] {
+                let sink = Placed::new(piece, pieces, len + 7);
+                let (sink, ended) = fill_placed(&mut line, len, 4 << 20, sink);
+                assert_eq!((ended, sink.come), (Ok(()), len), "{len} {piece}");
+                let all_told = piece < 16 * 1024 || pieces == 0;
+                assert_eq!(sink.told == len, all_told, "{len} {piece}: {}", sink.told);
+                assert!(line.arrived_bytes() > len);
+                let bytes = sink.memory.into_bytes().expect("nobody has it");
+                assert!(bytes[..len] == bytes_of(len), "{len} {piece}");
+                assert_eq!(bytes[len..], [0xee; 7]);
+            }
+            line
+        })
+        .await;
+        mirror.lies.set(true);
+        on_thread(move || {
+            let sink = Placed::new(1 << 20, 1, 1 << 20);
+            let (sink, ended) = fill_placed(&mut line, 1 << 20, 1 << 20, sink);
+            let error = ended.expect_err("it is damaged");
+            assert!(error.is_corruption() && sink.come == 1 << 20, "{error}");
+            // What is too long for the room goes nowhere.
+            let sink = Placed::new(1 << 20, 1, 1 << 20);
+            let (sink, ended) = fill_placed(&mut line, 1 << 20, 100_000, sink);
+            let is_long = matches!(ended, Err(CallError::TooLong { .. }));
+            assert!(is_long && sink.come == 0, "{ended:?}");
+            let bytes = sink.memory.into_bytes().expect("nobody has it");
+            assert!(bytes.iter().all(|byte| *byte == 0xee));
+        })
+        .await;
+    });
+}
+
+/// A payload that ends before its end is told as such, wherever it is received to.
+#[test]
+fn a_peer_that_ends_within_a_payload_ends_the_line() {
+    run(|| async {
+        let (listener, address) = listen();
+        let acting = spawn_local(async move {
+            let stream = fake_peer(listener).await;
+            let id = next_request(&stream).await;
+            let whole = response(id, &bytes_of(200_000));
+            send(&stream, whole[..150_000].to_vec()).await;
+        });
+        let mut line = line(address).await;
+        let come = on_thread(move || {
+            line.ask(1, |_| {}, 200_000).expect("it is open");
+            let mut sink = Placed::new(200_000, 1, 200_000);
+            let reason = loop {
+                match line.look(&mut sink) {
+                    Ok(ended) => assert!(ended.is_none(), "it is not whole"),
+                    Err(reason) => break reason,
+                }
+                line.sleep(Duration::from_secs(60));
+            };
+            let is_cut = matches!(reason, CloseReason::Wire(fault) if fault.is_retryable());
+            assert!(is_cut && !line.is_free(), "{reason}");
+            sink.come
+        })
+        .await;
+        acting.await.expect("no panic");
+        assert!((100_000..150_000).contains(&come), "{come}");
     });
 }
 

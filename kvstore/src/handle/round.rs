@@ -26,10 +26,7 @@ pub(super) struct Round<A> {
     asked: Vec<(LentLine, A)>,
     /// Who could not be asked, or whose answer is lost, and is told of with the next step.
     failed: Vec<(A, Ended)>,
-    /// When nothing is waited for any more. It is put off when something has come, up to `last`.
-    until: Instant,
-    last: Instant,
-    arrived_bytes: usize,
+    until: Until,
     /// How long their cores work on the answers.
     work: Duration,
 }
@@ -79,13 +76,10 @@ impl Cores {
 impl<A: LineSink> Round<A> {
     /// One in which nobody is asked.
     pub(super) fn none() -> Self {
-        let until = Instant::now() + RESEND;
         Self {
             asked: Vec::new(),
             failed: Vec::new(),
-            until,
-            last: until,
-            arrived_bytes: 0,
+            until: Until::after(RESEND),
             work: Duration::ZERO,
         }
     }
@@ -126,14 +120,13 @@ impl<A: LineSink> Round<A> {
 
     /// The same, in which answers are waited for so long.
     pub(super) fn within(mut self, timeout: Duration) -> Self {
-        self.until = Instant::now() + timeout;
-        self.last = self.until;
+        self.until = Until::after(timeout);
         self
     }
 
     /// The same, in which answers that come slowly are waited for so long, if they come at all.
     pub(super) fn arriving_within(mut self, timeout: Duration) -> Self {
-        self.last = Instant::now() + timeout;
+        self.until.last = Instant::now() + timeout;
         self
     }
 
@@ -188,18 +181,15 @@ impl<A: LineSink> Round<A> {
         self.asked.is_empty()
     }
 
-    /// Whether too little has come for too long.
+    /// Whether nothing has come for too long.
     fn is_late(&mut self) -> bool {
         let now = Instant::now();
         let lines = self.asked.iter_mut();
         let arrived_bytes = lines
             .map(|(line, _)| line.home().line.arrived_bytes())
             .sum();
-        if self.arrived_bytes != arrived_bytes {
-            self.arrived_bytes = arrived_bytes;
-            self.until = self.until.max((now + RESEND).min(self.last));
-        }
-        now >= self.until
+        self.until.on_arrived(now, arrived_bytes);
+        now >= self.until.at
     }
 
     /// Waits no more; `done` is told how what was asked has ended.
@@ -215,7 +205,7 @@ impl<A: LineSink> Round<A> {
 
     /// Sleeps until something may have come, and no longer than `timeout`; it may wake for no reason.
     pub(super) fn sleep(&mut self, timeout: Duration) {
-        let left = self.until.saturating_duration_since(Instant::now());
+        let left = self.until.at.saturating_duration_since(Instant::now());
         if let Some((line, _)) = self.asked.first_mut() {
             line.home().line.sleep(timeout.min(left));
         }
@@ -235,18 +225,45 @@ impl<A: LineSink> Round<A> {
             } else {
                 self.sleep(timeout.saturating_sub(begun.elapsed()));
             }
-            let arrived_bytes = self.arrived_bytes;
+            let arrived_bytes = self.until.arrived_bytes;
             if self.step(&mut done) {
                 lull.end();
                 return true;
             }
-            if self.arrived_bytes != arrived_bytes {
+            if self.until.arrived_bytes != arrived_bytes {
                 lull.end();
                 lull = Lull::begin(&ARRIVING, SPIN);
             }
             if begun.elapsed() >= timeout {
                 return false;
             }
+        }
+    }
+}
+
+/// When nothing is waited for any more.
+struct Until {
+    at: Instant,
+    /// It is put off when something has come, and no longer than to this.
+    last: Instant,
+    arrived_bytes: usize,
+}
+
+impl Until {
+    fn after(timeout: Duration) -> Self {
+        let at = Instant::now() + timeout;
+        Self {
+            at,
+            last: at,
+            arrived_bytes: 0,
+        }
+    }
+
+    /// So many bytes had come by then.
+    fn on_arrived(&mut self, now: Instant, arrived_bytes: usize) {
+        if self.arrived_bytes != arrived_bytes {
+            self.arrived_bytes = arrived_bytes;
+            self.at = self.at.max((now + RESEND).min(self.last));
         }
     }
 }
@@ -284,5 +301,34 @@ impl Lull {
         let waited = self.begun.elapsed();
         self.patience
             .with(|patience| patience.learn(self.spin, waited));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_slowly_is_waited_for_and_what_does_not_come_is_not() {
+        let mut until = Until::after(RESEND);
+        let begun = until.at.checked_sub(RESEND).expect("it was");
+        let at = |times: u32| begun + RESEND * times / 4;
+        let last = at(10);
+        until.last = last;
+        until.on_arrived(at(2), 0);
+        assert_eq!(until.at, at(4), "nothing has come");
+        until.on_arrived(at(3), 100);
+        assert_eq!(until.at, at(7));
+        until.on_arrived(at(5), 100);
+        assert_eq!(until.at, at(7), "no more of it");
+        until.on_arrived(at(6), 101);
+        assert_eq!(until.at, last, "for no longer than this");
+        until.on_arrived(at(9), 5000);
+        assert_eq!(until.at, last);
+        // What is asked without that has its time whatever comes.
+        let mut until = Until::after(RESEND);
+        let ends = until.at;
+        until.on_arrived(ends, 7);
+        assert_eq!(until.at, ends);
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use lunette_auth::Secrets;
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, Got, Lent, NodeCore, PutOptions, StoreError,
+    ClusterClient, ClusterClientOptions, FetchedBytes, Got, Lent, NodeCore, PutOptions, StoreError,
     StoreErrorKind, StoreHandle, Stored,
 };
 use lunette_kvstore_proto::key::Key;
@@ -139,6 +139,22 @@ fn get(handle: &StoreHandle, numbers: impl Iterator<Item = usize>, present: usiz
     left
 }
 
+/// The bytes of an object, got with room for as many as is likely.
+fn fetched_bytes(handle: &StoreHandle, n: usize) -> Option<Vec<u8>> {
+    let room_bytes = handle.likely_bytes().expect("some have been got");
+    let memory = SharedMemory::owned(vec![0; room_bytes]);
+    let mut fetching = handle.fetch_bytes(&key(n), Lent::whole(&memory));
+    assert!(fetching.wait(LONG), "nothing is waited for any more");
+    match fetching.finish().wait().expect("an answer")? {
+        FetchedBytes::InRoom { len_bytes } => {
+            let mut bytes = memory.into_bytes().expect("it is let go of");
+            bytes.truncate(len_bytes);
+            Some(bytes)
+        }
+        FetchedBytes::Brought(bytes) => Some(bytes.as_slice().to_vec()),
+    }
+}
+
 #[test]
 fn threads_look_up_get_and_put_by_themselves() {
     run(0, || async {
@@ -166,16 +182,13 @@ fn threads_look_up_get_and_put_by_themselves() {
         }
         // Nothing is known of how long a value is before one has been got.
         with_handle(&handle, |handle| {
-            assert!(handle.fetch_bytes(&key(1)).is_none());
+            assert_eq!(handle.likely_bytes(), None);
             for n in 1..40 {
                 let got = handle.get_bytes(key(n)).wait();
                 assert_eq!(got, Ok(Some(bytes_of(n, len(n)))));
             }
             for n in 1..45 {
-                let mut fetching = handle.fetch_bytes(&key(n)).expect("they are short");
-                assert!(fetching.wait(LONG));
-                let bytes = fetching.finish().wait().expect("an answer");
-                let bytes = bytes.map(|bytes| bytes.as_slice().to_vec());
+                let bytes = fetched_bytes(handle, n);
                 assert_eq!(bytes, (n < 40).then(|| bytes_of(n, len(n))), "{n}");
             }
         })
@@ -252,20 +265,23 @@ fn what_is_long_wrong_or_of_many_homes_is_left_to_cores() {
             let is_long = matches!(error.kind, StoreErrorKind::Call(CallError::TooLong { .. }));
             assert!(is_long, "{error}");
             assert!(memory.into_bytes().is_ok_and(|bytes| bytes == vec![0; 996]));
-            // An object that is long, one without bytes, and room for more than is short.
-            let long = |n| (key(n), lent(n, 300_000));
-            let objects = vec![long(100), (key(101), Vec::new()), long(102)];
+            // An object that is long, and one without bytes.
+            let long = (key(100), lent(100, MIB as usize + 1));
+            let objects = vec![long, (key(101), Vec::new())];
             let stored = handle.put_all_waiting(objects, PutOptions::default());
             assert!(stored.iter().all(Result::is_ok), "{stored:?}");
-            for (n, len) in [(100, 300_000), (101, 0), (102, 300_000)] {
+            for (n, len) in [(100, MIB as usize + 1), (101, 0)] {
                 let memory = SharedMemory::owned(vec![1; len]);
                 let wanted = vec![(key(n), vec![Lent::whole(&memory)])];
-                let got = handle.fetch(wanted).finish().wait().finish();
+                let mut fetching = handle.fetch(wanted);
+                assert!(fetching.wait(LONG));
+                assert!(len == 0 || fetching.left() == 1, "it is too long");
+                let got = fetching.finish().wait().finish();
                 let [Ok(Got::Hit { len_bytes, .. })] = got[..] else {
                     panic!("{got:?}");
                 };
                 assert_eq!(len_bytes, len);
-                assert_eq!(memory.into_bytes().expect("let go of"), bytes_of(n, len));
+                assert!(memory.into_bytes().expect("let go of") == bytes_of(n, len));
             }
             let wrong = vec![key(1), Vec::new(), vec![7; 100_000]];
             let present = handle.exists_waiting(wrong.clone());
@@ -279,6 +295,61 @@ fn what_is_long_wrong_or_of_many_homes_is_left_to_cores() {
             assert!(stored[1..].iter().all(Result::is_err), "{stored:?}");
             assert!(handle.exists_waiting(Vec::new()).is_empty());
             assert!(handle.fetch(Vec::new()).finish().wait().finish().is_empty());
+        })
+        .await;
+    });
+}
+
+/// One alone may be of up to 1 MiB, in whatever pieces; of several each is short, and so are all of them.
+#[test]
+fn a_thread_gets_a_long_object_alone() {
+    run(0, || async {
+        let scene = Scene::of(2, 64 * MIB).await;
+        let client = client(&scene, |_| {}).await;
+        let handle = client.handle().expect("room for a task");
+        lined(&handle, keys(0..40)).await;
+        let long = [64 * 1024 + 1, 300_000, MIB as usize];
+        with_handle(&handle, move |handle| {
+            let objects = (0..).zip(long).map(|(n, len)| (key(n), lent(n, len)));
+            let stored = handle.put_all_waiting(objects.collect(), PutOptions::default());
+            assert!(stored.iter().all(Result::is_ok), "{stored:?}");
+            for (n, len) in (0..).zip(long) {
+                for pieces in [1, 2, 7] {
+                    let memory = SharedMemory::owned(vec![1; len]);
+                    let at = |piece| len * piece / pieces;
+                    let pieces = (0..pieces).map(|piece| {
+                        let part = at(piece)..at(piece + 1);
+                        Lent::part(&memory, part).expect("inside")
+                    });
+                    let mut fetching = handle.fetch(vec![(key(n), pieces.collect())]);
+                    assert!(fetching.wait(LONG) && fetching.left() == 0, "{len}");
+                    let got = fetching.finish().wait().finish();
+                    let [Ok(Got::Hit { len_bytes, .. })] = got[..] else {
+                        panic!("{got:?}");
+                    };
+                    assert_eq!(len_bytes, len);
+                    assert!(memory.into_bytes().expect("let go of") == bytes_of(n, len));
+                }
+                let got = handle.get_bytes(key(n)).wait().expect("an answer");
+                assert!(got == Some(bytes_of(n, len)), "{len}");
+                assert_eq!(handle.likely_bytes(), Some(len), "the longest of late");
+                assert!(fetched_bytes(handle, n) == Some(bytes_of(n, len)));
+                assert!(fetched_bytes(handle, 0) == Some(bytes_of(0, long[0])));
+            }
+            let wanted = (0..2).map(|n| (key(n), empty(long[n]).1)).collect();
+            let mut fetching = handle.fetch(wanted);
+            assert!(
+                fetching.wait(LONG) && fetching.left() == 2,
+                "two are too long"
+            );
+            // Beside what is missing already, one that is left is not alone.
+            let wanted = vec![(key(0), empty(long[0]).1), (key(9), empty(9).1)];
+            let mut fetching = handle.fetch(wanted);
+            assert!(fetching.wait(LONG) && fetching.left() == 2);
+            let got = fetching.finish().wait().finish();
+            let is_had = matches!(got[0], Ok(Got::Hit { len_bytes, .. }) if len_bytes == long[0]);
+            let is_missed = matches!(got[1], Ok(Got::Miss { is_known: true }));
+            assert!(is_had && is_missed, "{got:?}");
         })
         .await;
     });

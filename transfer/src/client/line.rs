@@ -326,7 +326,7 @@ impl Line {
             if len >= PLACED_BYTES_MIN {
                 let start = place.start;
                 let received = self.stream.try_recv_to(memory, start..start + len)?;
-                if let Some(count) = received {
+                if let Some(count @ 1..) = received {
                     let fold = |checksum: &mut Crc32c| memory.fold(start..start + count, checksum);
                     self.receiver.on_payload_in_place(count, fold)?;
                     sink.on_placed(count);
