@@ -15,7 +15,7 @@
 //! | `bringing` | [`Brought`]: large objects that are copied by who asked |
 //! | `placing` | [`Placing`]: the same for puts |
 //! | `looking` | [`Looking`]: keys that who asks looks up at homes on other hosts |
-//! | `fetching` | [`Fetching`]: short objects that who asks gets from them |
+//! | `fetching` | [`Fetching`]: objects that who asks gets from them |
 //! | `lines`, `round`, `having` | the connections for both and for puts, questions on several of them, and whether they pay |
 //! | `handing` | [`Handing`]: puts at other processes of this host and, by `sending`, short ones at other hosts |
 //! | `reserving` | [`ReservationHandle`]: objects that are written in ranges |

@@ -29,6 +29,8 @@ use super::strangers::{Counts, Stranger};
 use super::threads::{bytes_of, coordinator, empty, lent, node};
 
 const MIB: u64 = 1 << 20;
+/// Longest object that a thread gets alone.
+const ALONE_BYTES_MAX: usize = 1 << 20;
 const LONG: Duration = Duration::from_secs(60);
 
 /// What a thread does, while this core goes on.
@@ -266,11 +268,11 @@ fn what_is_long_wrong_or_of_many_homes_is_left_to_cores() {
             assert!(is_long, "{error}");
             assert!(memory.into_bytes().is_ok_and(|bytes| bytes == vec![0; 996]));
             // An object that is long, and one without bytes.
-            let long = (key(100), lent(100, MIB as usize + 1));
+            let long = (key(100), lent(100, ALONE_BYTES_MAX + 1));
             let objects = vec![long, (key(101), Vec::new())];
             let stored = handle.put_all_waiting(objects, PutOptions::default());
             assert!(stored.iter().all(Result::is_ok), "{stored:?}");
-            for (n, len) in [(100, MIB as usize + 1), (101, 0)] {
+            for (n, len) in [(100, ALONE_BYTES_MAX + 1), (101, 0)] {
                 let memory = SharedMemory::owned(vec![1; len]);
                 let wanted = vec![(key(n), vec![Lent::whole(&memory)])];
                 let mut fetching = handle.fetch(wanted);
@@ -308,7 +310,7 @@ fn a_thread_gets_a_long_object_alone() {
         let client = client(&scene, |_| {}).await;
         let handle = client.handle().expect("room for a task");
         lined(&handle, keys(0..40)).await;
-        let long = [64 * 1024 + 1, 300_000, MIB as usize];
+        let long = [64 * 1024 + 1, 300_000, ALONE_BYTES_MAX];
         with_handle(&handle, move |handle| {
             let objects = (0..).zip(long).map(|(n, len)| (key(n), lent(n, len)));
             let stored = handle.put_all_waiting(objects.collect(), PutOptions::default());
