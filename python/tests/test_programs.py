@@ -48,7 +48,6 @@ def test_a_master_is_a_coordinator(number):
     program = Program("master", "--rpc_port=0", "-metrics_port", "0", "--eviction_ratio=0.1")
     address, http = program.said.removeprefix("mooncake_master: ").split(", HTTP at ")
     assert address.startswith("127.0.0.1:")
-    assert asked(int(http), "/health") == (200, b"OK")
     assert asked(int(http), "/nothing")[0] == 404
     store = MooncakeDistributedStore()
     assert store.setup("127.0.0.1", "", 32 << 20, 0, "tcp", "", address) == 0
@@ -59,6 +58,66 @@ def test_a_master_is_a_coordinator(number):
     code, said = program.end(number)
     assert code == 0
     assert "--eviction_ratio is ignored" in said and "listening on 127.0.0.1" in said
+
+
+# What the original answers (0.3.13, one master).
+STATES = {
+    "/health": b'{"status":"ok","role":"leader","ha_state":"serving","service_ready":true,"leader_address":null,"view_version":null}',
+    "/role": b"leader",
+    "/ha_status": b"serving",
+    "/leader": b'{"present":false,"leader_address":null,"view_version":null}',
+}
+
+
+def test_a_master_tells_of_objects():
+    program = Program("master", "--rpc_port=0", "--metrics_port=0")
+    address, http = program.said.removeprefix("mooncake_master: ").split(", HTTP at ")
+
+    def told(path):
+        status, said = asked(int(http), path)
+        return status, json.loads(said)
+
+    for path, said in STATES.items():
+        assert asked(int(http), path) == (200, said)
+    assert asked(int(http), "/get_all_keys")[0] == 503, "nobody is a member yet"
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "", 32 << 20, 0, "tcp", "", address) == 0
+    assert asked(int(http), "/get_all_keys") == (200, b"")
+    keys = ["a", "b/c", "with space", "plus+,comma", "ü"]
+    for length, key in enumerate(keys, 1):
+        assert store.put(key, bytes(length)) == 0
+    status, listed = asked(int(http), "/get_all_keys")
+    assert (status, sorted(listed.decode().splitlines())) == (200, sorted(keys))
+
+    def copies(size):
+        place = {"buffer_address_": 0, "protocol_": "tcp", "transport_endpoint_": store.get_hostname()}
+        return [{"size_": size, **place}]
+
+    none = {"success": False, "error_code": -704, "error_message": "OBJECT_NOT_FOUND"}
+    for query, size in [
+        ("?key=a", 1),
+        ("?x=1&key=b/c", 2),
+        ("?key=with%20space", 3),
+        ("?key=plus+,comma", 4),
+        ("?key=%C3%BC", 5),
+    ]:
+        assert told(f"/query_key{query}") == (200, {"success": True, "data": copies(size)}), query
+    for query in ["", "?key=", "?key=none", "?key=%FF", f"?key={'k' * 5000}"]:
+        assert told(f"/query_key{query}") == (404, none), query
+
+    def of_several(size):
+        others = dict.fromkeys(["disk_values", "local_disk_values", "nof_values"])
+        error = None if size else "OBJECT_NOT_FOUND"
+        return {"ok": size is not None, "error": error, "values": size and copies(size), **others}
+
+    found = {"a": of_several(1), "none": of_several(None), "plus+,comma": of_several(4), "\ufffd": of_several(None)}
+    asks = "/batch_query_keys?keys=a,none,,plus+%2Ccomma,%FF"
+    assert told(asks) == (200, {"success": True, "data": found})
+    for query in ["", "?keys=", "?keys=,", "?key=a"]:
+        error = "No keys provided. Use ?keys=key1,key2,..."
+        assert told(f"/batch_query_keys{query}") == (400, {"success": False, "error": error})
+    store.close()
+    assert program.end()[0] == 0
 
 
 def test_a_master_knows_quotas():
@@ -134,7 +193,10 @@ def test_a_master_takes_quotas_from_its_own_host_only(tmp_path):
     program = Program("master", "--rpc_port=0", "--metrics_port=0", f"--secret_file={secret}")
     port = int(program.said.rpartition(" ")[2])
     path, body = "/api/v1/tenant_quotas?tenant_id=a", b'{"requested_quota_bytes":1}'
-    assert asked(port, "/health", host=host) == (200, b"OK")
+    assert asked(port, "/health", host=host) == (200, STATES["/health"])
+    for path_of_objects in ["/get_all_keys", "/query_key?key=a", "/batch_query_keys?keys=a"]:
+        assert asked(port, path_of_objects, host=host)[0] == 403
+        assert asked(port, path_of_objects)[0] == 503, "nobody is a member yet"
     for method in ["PUT", "DELETE"]:
         assert asked(port, path, method, body, host)[0] == 403
         assert asked(port, path, method, body)[0] == 503, "nobody is a member yet"

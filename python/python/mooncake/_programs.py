@@ -74,16 +74,16 @@ class Answers(BaseHTTPRequestHandler):
         """What `answer` has for the path."""
         self._send(self.answer(self.path.partition("?")[0]))
 
-    def _send(self, answer: tuple[int, str, str] | None) -> None:
+    def _send(self, answer: tuple[int, str, str | bytes] | None) -> None:
         status, kind, text = answer or (404, "text/plain", "not found\n")
-        body = text.encode()
+        body = text.encode() if isinstance(text, str) else text
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
-    def answer(self, path: str) -> tuple[int, str, str] | None:
+    def answer(self, path: str) -> tuple[int, str, str | bytes] | None:
         """Status, type and text; `None` where there is nothing."""
         raise NotImplementedError
 

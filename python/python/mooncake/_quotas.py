@@ -13,16 +13,14 @@ from urllib.parse import parse_qs
 
 import lunette
 
-from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND, RPC_FAIL
+from ._admin import JSON, Answer, json_of, refused
+from ._codes import INVALID_PARAMS, OBJECT_NOT_FOUND
 
 PATH = "/api/v1/tenant_quotas"
 # Longest body of a request.
 BODY_BYTES_MAX = 64 * 1024
 QUOTA_BYTES_MAX = (1 << 63) - 1
 TENANT_BYTES_MAX = 64
-
-JSON = "application/json; charset=utf-8"
-Answer = tuple[int, str, str]
 
 
 def answer(store: lunette.Store, method: str, query: str, body: bytes) -> Answer:
@@ -32,41 +30,31 @@ def answer(store: lunette.Store, method: str, query: str, body: bytes) -> Answer
         quotas = store.quotas()
         return _done([_told(name, of) for name, of in sorted(quotas.items())])
     if not 0 < len(tenant.encode()) <= TENANT_BYTES_MAX:
-        return _refused(400, INVALID_PARAMS, "Missing or invalid tenant_id")
+        return refused(400, INVALID_PARAMS, "Missing or invalid tenant_id")
     known = store.quotas().get(tenant)
     if method == "PUT":
         return _set(store, tenant, known, body)
     if known is None:
-        return _refused(404, OBJECT_NOT_FOUND, "OBJECT_NOT_FOUND")
+        return refused(404, OBJECT_NOT_FOUND, "OBJECT_NOT_FOUND")
     if method == "DELETE":
         store.set_quota(tenant, None)
         return _done(None)
     return _done(_told(tenant, known))
 
 
-def unavailable(why: lunette.StoreError) -> Answer:
-    """No member can be asked, or none could do it."""
-    return _refused(503, RPC_FAIL, str(why))
-
-
-def forbidden() -> Answer:
-    """Who is on another host changes nothing here: nobody has proved who they are."""
-    return _refused(403, INVALID_PARAMS, "quotas are changed from this host only")
-
-
 def _set(store: lunette.Store, tenant: str, known: lunette.Quota | None, body: bytes) -> Answer:
     try:
         wanted = json.loads(body)
     except ValueError as why:
-        return _refused(400, INVALID_PARAMS, f"Invalid JSON body: {why}")
+        return refused(400, INVALID_PARAMS, f"Invalid JSON body: {why}")
     quota_bytes = wanted.get("requested_quota_bytes") if isinstance(wanted, Mapping) else None
     is_number = isinstance(quota_bytes, int) and not isinstance(quota_bytes, bool)
     if not is_number or not 0 < quota_bytes <= QUOTA_BYTES_MAX:
-        return _refused(400, INVALID_PARAMS, "Tenant quota must be in [1, 2^63 - 1] bytes")
+        return refused(400, INVALID_PARAMS, "Tenant quota must be in [1, 2^63 - 1] bytes")
     try:
         store.set_quota(tenant, quota_bytes)
     except lunette.Invalid as why:
-        return _refused(400, INVALID_PARAMS, str(why))
+        return refused(400, INVALID_PARAMS, str(why))
     used_bytes, lent_bytes = (known.used_bytes, known.lent_bytes) if known else (0, 0)
     return _done(_told(tenant, lunette.Quota(quota_bytes, used_bytes, lent_bytes)))
 
@@ -84,9 +72,4 @@ def _told(tenant: str, of: lunette.Quota) -> dict[str, object]:
 
 
 def _done(data: object) -> Answer:
-    return 200, JSON, json.dumps({"success": True, "data": data}, separators=(",", ":"))
-
-
-def _refused(status: int, code: int, why: str) -> Answer:
-    said = {"success": False, "error_code": code, "error_message": why}
-    return status, JSON, json.dumps(said, separators=(",", ":"))
+    return 200, JSON, json_of({"success": True, "data": data})

@@ -7,17 +7,16 @@ objects: those who restart it lose none.
 from __future__ import annotations
 
 import ipaddress
-import json
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http.server import ThreadingHTTPServer
 from typing import NoReturn
 
 import lunette
 
-from . import _programs, _quotas
+from . import _admin, _programs, _quotas
 from ._programs import ended_by_signal, flags_of, listening, main_of, wait_for
 
 LOG = logging.getLogger("mooncake_master")
@@ -39,19 +38,18 @@ class Answers(_programs.Answers):
     coordinator = ""
     secret_file: str | None = None
 
-    def answer(self, path: str) -> tuple[int, str, str] | None:
-        """Health, and the members: what a cluster has in place of segments."""
-        if path == "/health":
-            return 200, "text/plain", "OK"
-        if path == "/role":
-            return 200, "text/plain", "leader\n"
+    def answer(self, path: str) -> _admin.Answer | None:
+        """Health, the members, which are what a cluster has in place of segments, objects and quotas."""
         if path == "/get_all_segments":
-            return 200, "text/plain", "\n".join([*self._members(), ""])
-        if path == "/ha_status":
-            return 200, "application/json", json.dumps({"role": "leader"})
+            return 200, _admin.TEXT, "\n".join([*self._members(), ""])
         if path == _quotas.PATH:
             return self._of_quotas(b"")
-        return None
+        of_objects, query = _admin.of_objects(path), self.path.partition("?")[2]
+        if of_objects is not None and not self._is_here():
+            return _admin.forbidden("objects are told of")
+        if of_objects is not None:
+            return self._asked(lambda store: of_objects(store, query))
+        return _admin.of_state(path)
 
     def do_PUT(self) -> None:  # noqa: N802
         """A tenant's quota."""
@@ -70,21 +68,25 @@ class Answers(_programs.Answers):
             self._send(None if not is_known else (413, "text/plain", "too long\n"))
             return
         body = self.rfile.read(int(length))
-        self._send(self._of_quotas(body) if self._is_here() else _quotas.forbidden())
+        forbidden = _admin.forbidden("quotas are changed")
+        self._send(self._of_quotas(body) if self._is_here() else forbidden)
 
     def _is_here(self) -> bool:
         is_here = ipaddress.ip_address(self.client_address[0]).is_loopback
         return is_here or os.environ.get("LUNETTE_INSECURE") == "1"
 
-    def _of_quotas(self, body: bytes) -> tuple[int, str, str]:
+    def _of_quotas(self, body: bytes) -> _admin.Answer:
         query = self.path.partition("?")[2]
+        return self._asked(lambda store: _quotas.answer(store, self.command, query, body))
+
+    def _asked(self, ask: Callable[[lunette.Store], _admin.Answer]) -> _admin.Answer:
         try:
             with lunette.Store.join(
                 [self.coordinator], cluster="mooncake", secret_file=self.secret_file
             ) as store:
-                return _quotas.answer(store, self.command, query, body)
+                return ask(store)
         except lunette.StoreError as why:
-            return _quotas.unavailable(why)
+            return _admin.unavailable(why)
 
     def _members(self) -> list[str]:
         return lunette.members(
