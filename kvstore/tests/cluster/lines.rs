@@ -14,7 +14,7 @@ use lunette_kvstore::{
     StoreErrorKind, StoreHandle, Stored,
 };
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::FormatVersions;
+use lunette_kvstore_proto::message::{FormatVersions, Status};
 use lunette_kvstore_proto::placement::home_of;
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::WriteKind;
@@ -553,6 +553,47 @@ fn what_comes_damaged_is_not_got() {
             // The line goes on.
             assert_eq!(is_asked_and_left.await, (true, true, 1));
         }
+    });
+}
+
+/// What a home answers that makes no sense is nothing: cores ask again, but of a put nobody knows what has become.
+#[test]
+fn what_makes_no_sense_is_no_answer() {
+    run(0, || async {
+        let (handle, _client, counts, _stranger) = strangers(LONG, LONG).await;
+        eventually("there is a line", async || {
+            let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
+            assert_eq!(asked.await, [Ok(false)]);
+            counts.open.get() > 1
+        })
+        .await;
+        counts.makes_no_sense.set(true);
+        let asked = with_handle(&handle, |handle| {
+            let mut looking = handle.look_up(keys(0..2));
+            let is_asked = !looking.is_over();
+            assert!(looking.wait(LONG) && looking.left() == 2 && is_asked);
+            assert_eq!(looking.finish().wait(), [Ok(false), Ok(false)]);
+            let (memory, pieces) = empty(100_000);
+            let mut fetching = handle.fetch(vec![(key(1), pieces)]);
+            let is_asked = !fetching.is_over();
+            assert!(fetching.wait(LONG) && fetching.left() == 1 && is_asked);
+            let got = fetching.finish().wait().finish();
+            let error = got[0].as_ref().expect_err("a core is not told either");
+            assert_eq!(error.kind, StoreErrorKind::Refused(Status::Unsupported));
+            assert!(
+                memory
+                    .into_bytes()
+                    .is_ok_and(|bytes| bytes == vec![0; 100_000])
+            );
+            let mut stored = try_to_put(handle, 1..3, WriteKind::Upsert);
+            stored.extend(try_to_put(handle, 3..4, WriteKind::Put));
+            stored
+        });
+        for stored in asked.await {
+            let error = stored.expect_err("nobody knows");
+            assert_eq!(error.kind, StoreErrorKind::Interrupted);
+        }
+        assert_eq!(counts.writes.get(), 0, "nothing is written twice");
     });
 }
 

@@ -45,6 +45,8 @@ pub(crate) struct Counts {
     pub(crate) payload_bytes_max: Cell<Option<u32>>,
     /// Whether an object that is asked for with others is sent, damaged.
     pub(crate) sends_damaged: Cell<bool>,
+    /// Whether what threads ask for is answered with what is no answer.
+    pub(crate) makes_no_sense: Cell<bool>,
     /// Whether nothing of what threads ask for is answered.
     pub(crate) is_silent: Cell<bool>,
 }
@@ -143,6 +145,9 @@ impl Service for Teller {
                 Intake::Answer(response(Status::Ok, written()))
             }
             (Ok(Op::Gather), _) if self.counts.sends_damaged.get() => Intake::Answer(damaged()),
+            (Ok(Op::Peek | Op::Gather | Op::Scatter), _) if self.counts.makes_no_sense.get() => {
+                Intake::Answer(response(Status::Ok, vec![0xff; 3]))
+            }
             (Ok(Op::Peek | Op::Gather | Op::Scatter), _) if self.counts.is_silent.get() => {
                 Intake::Later(Later::new(std::future::pending()))
             }
