@@ -286,6 +286,36 @@ fn what_is_longer_than_all_memory_is_refused_and_leaves_nothing() {
     });
 }
 
+/// Each node has room for one part. Of two parts one in four pairs has one home, and so has one in sixteen pairs twice.
+#[test]
+fn parts_that_make_each_other_leave_are_tried_elsewhere() {
+    const PUTS: usize = 100;
+    const PART_LEN: usize = 1_100_000;
+    run(0, || async {
+        let scene = Scene::of(4, 2 * MIB).await;
+        let client = scene.client().await;
+        let options = PutOptions {
+            stripe_len: Some(u32::try_from(PART_LEN).expect("short")),
+            ..PutOptions::default()
+        };
+        let mut refused = 0;
+        for n in 0..PUTS {
+            let value = Value::new(pattern(n, 2 * PART_LEN));
+            match client.put(&key(n), value, options).await {
+                Ok(stored) => assert!(matches!(stored, Stored::Written { .. }), "{stored:?}"),
+                Err(error) => {
+                    assert_eq!(error.kind, StoreErrorKind::Refused(Status::Full));
+                    refused += 1;
+                }
+            }
+            let removed = client.remove(&[key(n)]).await;
+            assert!(removed[0].is_ok(), "{removed:?}");
+            eventually("nothing is left", async || entries(&client).await == 0).await;
+        }
+        assert!(refused <= PUTS * 16 / 100, "{refused} were refused");
+    });
+}
+
 #[test]
 fn parts_are_where_their_writer_prefers_them() {
     const LEN: usize = 55_000;

@@ -30,8 +30,11 @@ use crate::value::Value;
 /// How often a part is written of which nobody knows whether it was. No other write is of its key.
 const PART_TRIES: usize = 3;
 
+/// How often parts are drawn, and where they are tried with them: two of them that have one home, where there is room for one,
+/// would make each other leave for ever.
+const DRAWS_MAX: u32 = 2;
 /// How often parts are written that are gone by the time that all others are there.
-const ROUNDS_MAX: u32 = 7;
+const ROUNDS_MAX: u32 = 6;
 /// How long others have to end what they are writing before that is done, the first time; then twice as long.
 const ROUND_WAIT: Duration = Duration::from_millis(2);
 /// Of an object of more parts, more than half of which are gone, no part is written again.
@@ -230,16 +233,21 @@ impl ClusterClient {
             Former::Taken { version } => return Ok(Stored::Exists { version }),
             former => former,
         };
-        let manifest = drawn_manifest(source.len_bytes(), part_len);
-        let object = Writing {
-            options: of_object(options, &manifest),
-            ..object
-        };
-        source.check(&manifest).map_err(StoreError::local)?;
-        let parts = Parts::new(self, key, manifest);
-        let written = self.put_parts((object, source), &parts, together).await?;
-        let stored = self.publish(object, &parts, together, former).await?;
-        Ok(written.with_manifest(stored))
+        for _ in 0..DRAWS_MAX {
+            let manifest = drawn_manifest(source.len_bytes(), part_len);
+            let object = Writing {
+                options: of_object(options, &manifest),
+                ..object
+            };
+            source.check(&manifest).map_err(StoreError::local)?;
+            let parts = Parts::new(self, key, manifest);
+            let written = self.put_parts((object, source), &parts, together).await?;
+            if let Some(written) = written {
+                let stored = self.publish(object, &parts, together, former).await?;
+                return Ok(written.with_manifest(stored));
+            }
+        }
+        Err(too_full().into())
     }
 
     /// Looks for what a write would find.
@@ -307,13 +315,14 @@ impl ClusterClient {
         stored
     }
 
-    /// Writes the parts; each has the time of an operation. Those that are gone by the end are written again.
+    /// Writes the parts; each has the time of an operation. Those that are gone by the end are written again; `None` if some are
+    /// gone each time.
     async fn put_parts<S: PartSource>(
         &self,
         object: (Writing<'_>, &S),
         parts: &Parts,
         together: Option<NodeId>,
-    ) -> Result<Written, S::Error> {
+    ) -> Result<Option<Written>, S::Error> {
         let count = parts.manifest.count();
         let mut all = Written::default();
         let mut left: Vec<Part> = parts.manifest.parts().collect();
@@ -325,10 +334,10 @@ impl ClusterClient {
             all = all.and(written);
             left = self.lost_parts(parts, count).await?;
             if left.is_empty() {
-                return Ok(all);
+                return Ok(Some(all));
             }
         }
-        Err(too_full().into())
+        Ok(None)
     }
 
     async fn put_some<S: PartSource>(
