@@ -75,8 +75,13 @@ impl Hearing {
     /// What has been told since the last call.
     #[expect(clippy::unused_self, reason = "who listens may ask")]
     pub(crate) fn take(&self) -> Vec<Told> {
-        HEARD.take()
+        heard()
     }
+}
+
+/// What has been told on this thread since the last call.
+pub(crate) fn heard() -> Vec<Told> {
+    HEARD.take()
 }
 
 /// It has no state of its own: it has to be `Sync`, and what is heard belongs to the thread.

@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 
 use lunette_kvstore_proto::version::{Version, WriteKind};
+use lunette_runtime::sim::Log;
 use lunette_runtime_core::time::Time;
 
 use super::copies::{Copies, Ends};
 use super::load::{KEYS, fingerprint_high, is_striped};
+use crate::hearing::heard;
 
 /// Why a key was not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +127,17 @@ impl Ledger {
 
     pub(crate) fn count_error(&mut self, what: String) {
         *self.errors.entry(what).or_default() += 1;
+    }
+
+    /// Hears what members have told of copies since it did last. Who judges an answer does first: of what has left in the same
+    /// turn of a core it is told by then.
+    pub(crate) fn hear(&mut self, log: &Log) {
+        for told in heard() {
+            if told.target == lunette_kvstore::COPIES {
+                log.note(&format!("{told}"));
+                self.copies.on_told(log.now(), &told);
+            }
+        }
     }
 
     pub(crate) fn fail(&mut self, now: Time, text: &str) {

@@ -462,6 +462,7 @@ impl Load {
             Ok(Fetched::Miss { is_known, .. }) => {
                 self.log.note(&format!("get {key}: miss, known {is_known}"));
                 let mut ledger = self.ledger.borrow_mut();
+                ledger.hear(&self.log);
                 if is_known {
                     ledger.on_miss(now, key, begun);
                 } else if begun >= self.calm_from {

@@ -310,16 +310,11 @@ impl Town {
     }
 
     /// Lets time pass, and tells the ledger what members tell when they do. Whether nothing has failed.
-    fn advance(&mut self, hearing: &Hearing, until: Time) -> bool {
+    fn advance(&mut self, _hearing: &Hearing, until: Time) -> bool {
         let (ledger, log) = (Rc::clone(&self.ledger), self.world.log());
         let hear = || {
             let mut ledger = ledger.borrow_mut();
-            for told in hearing.take() {
-                if told.target == lunette_kvstore::COPIES {
-                    log.note(&format!("{told}"));
-                    ledger.copies.on_told(log.now(), &told);
-                }
-            }
+            ledger.hear(&log);
             !ledger.failures.is_empty()
         };
         !self.world.run_until(until, hear)
