@@ -1,6 +1,8 @@
-"""What a model and the store cost each other on one GPU: `beside.py [--mib 4] [--odd 0] [--seconds 2]`. One JSON object a line.
+"""What a model and the store cost each other on one GPU: `beside.py [--mib 4] [--odd 0] [--tokens 8192] [--seconds 2]`. One
+JSON object a line.
 
-A model is multiplications of large matrices, queued one behind the other. Beside it another thread gets objects of the
+A model is multiplications of large matrices, queued one behind the other: of as many rows as there are tokens, many as in
+prefill, or few as in decoding. Beside it another thread gets objects of the
 store, which are in this process, into tensors, or has torch copy as many bytes from pinned memory. Told are the rate of the
 multiplications, alone and beside either, and how long gets take, alone and beside them: the middle and the 99th of a hundred.
 """
@@ -23,10 +25,10 @@ MIB = 1 << 20
 
 
 class Model:
-    def __init__(self) -> None:
+    def __init__(self, tokens: int) -> None:
         shape = {"dtype": torch.bfloat16, "device": "cuda"}
-        self.one, self.other = torch.randn(SIDE, SIDE, **shape), torch.randn(SIDE, SIDE, **shape)
-        self.out = torch.empty(SIDE, SIDE, **shape)
+        self.one, self.other = torch.randn(tokens, SIDE, **shape), torch.randn(SIDE, SIDE, **shape)
+        self.out = torch.empty(tokens, SIDE, **shape)
 
     def run(self, seconds: float) -> float:
         """Multiplies for so long: operations per second, in 10^12."""
@@ -37,7 +39,7 @@ class Model:
                 torch.matmul(self.one, self.other, out=self.out)
             count += 20
             torch.cuda.current_stream().synchronize()
-        return 2 * SIDE**3 * count / (time.perf_counter() - began) / 1e12
+        return 2 * SIDE**2 * len(self.one) * count / (time.perf_counter() - began) / 1e12
 
 
 class Copies:
@@ -80,10 +82,11 @@ def main() -> None:
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     flags.add_argument("--mib", type=int, default=4)
     flags.add_argument("--odd", type=int, default=0, help="so many bytes more: with 1, a core sums, and the copy engine copies")
+    flags.add_argument("--tokens", type=int, default=SIDE)
     flags.add_argument("--seconds", type=float, default=2)
     given = flags.parse_args()
     size = given.mib * MIB + given.odd
-    model = Model()
+    model = Model(given.tokens)
     rooms = torch.empty((OBJECTS, size), dtype=torch.uint8, device="cuda")
     source = torch.zeros((OBJECTS, size), dtype=torch.uint8).pin_memory()
     aside = torch.cuda.Stream()
