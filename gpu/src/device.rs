@@ -22,6 +22,7 @@ use lunette_runtime::{
     CoreWaker, Signal, Source, SourceGuard, add_source, control, core_waker, spawn_local, time,
 };
 
+use crate::crowd::Looks;
 use crate::cuda::{self, Driver};
 use crate::error::{OpenError, SetupError};
 use crate::fake::FakeMachine;
@@ -77,6 +78,7 @@ pub(crate) struct Inner {
     pins: RefCell<Pins>,
     listing: Rc<Listing>,
     planner: Cell<Planner>,
+    looks: Looks,
     pub(crate) counts: Cell<DeviceCounts>,
     waker: CoreWaker,
     /// Raised when something is in flight that the watch must know of.
@@ -141,6 +143,7 @@ impl Device {
             pins: RefCell::default(),
             listing: Rc::default(),
             planner: Cell::default(),
+            looks: Looks::default(),
             counts: Cell::default(),
             waker: core_waker(),
             busy: Rc::clone(&busy),
@@ -288,6 +291,10 @@ impl Inner {
 
     pub(crate) fn planner(&self) -> Planner {
         self.planner.get()
+    }
+
+    pub(crate) const fn looks(&self) -> &Looks {
+        &self.looks
     }
 
     pub(crate) const fn pins(&self) -> &RefCell<Pins> {

@@ -33,6 +33,7 @@
 //! | [`lease`] | host memory that operations own |
 //! | [`fake`] | the fake machine and its faults |
 //! | [`error`] | what can go wrong, per operation |
+//! | `crowd` | how long kernels wait for SMs |
 //! | `pins`, `listing` | chunks that are pinned, names of regions |
 //! | `provider`, `cuda` | the seam, and the CUDA driver behind it |
 //!
@@ -61,6 +62,7 @@
 
 pub mod calibrate;
 pub mod copy;
+mod crowd;
 mod cuda;
 pub mod device;
 pub mod dlpack;

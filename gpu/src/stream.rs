@@ -90,21 +90,9 @@ impl Stream {
     /// # Errors
     /// [`SetupError`]; [`SetupError::TooMany`] at [`STREAMS_MAX`](crate::STREAMS_MAX).
     pub fn new(device: &Device, options: StreamOptions) -> Result<Self, SetupError> {
-        if !(1..=STREAM_OPERATIONS_MAX).contains(&options.depth) {
-            return Err(SetupError::Size);
-        }
-        let core = Rc::new(StreamCore {
-            raw: device.inner().context().stream(options.is_urgent)?,
-            queue: RefCell::new(StreamQueue::new(options.depth)),
-            flights: RefCell::new(VecDeque::with_capacity(options.depth)),
-            events: RefCell::default(),
-            options,
-            unannounced: Flag::new(0),
-        });
-        device.inner().add_stream(Rc::clone(&core))?;
         Ok(Self {
             device: device.clone(),
-            core,
+            core: StreamCore::open(device.inner(), options)?,
         })
     }
 
@@ -206,13 +194,30 @@ impl fmt::Debug for Stream {
 }
 
 impl StreamCore {
+    /// One that the device polls.
+    pub(crate) fn open(device: &Inner, options: StreamOptions) -> Result<Rc<Self>, SetupError> {
+        if !(1..=STREAM_OPERATIONS_MAX).contains(&options.depth) {
+            return Err(SetupError::Size);
+        }
+        let core = Rc::new(Self {
+            raw: device.context().stream(options.is_urgent)?,
+            queue: RefCell::new(StreamQueue::new(options.depth)),
+            flights: RefCell::new(VecDeque::with_capacity(options.depth)),
+            events: RefCell::default(),
+            options,
+            unannounced: Flag::new(0),
+        });
+        device.add_stream(Rc::clone(&core))?;
+        Ok(core)
+    }
+
     fn event(&self, device: &Inner) -> Result<RawEvent, Fault> {
         let spare = self.events.borrow_mut().pop();
         spare.map_or_else(|| device.context().event(), Ok)
     }
 
     /// Queues an operation. An error says that nothing of it is queued.
-    fn queue(
+    pub(crate) fn queue(
         &self,
         device: &Inner,
         cell: &Rc<Cell>,

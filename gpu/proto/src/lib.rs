@@ -21,10 +21,12 @@
 //! | [`kernel`] | the same as PTX: text, parameters, launch |
 //! | [`sums`] | copies that are summed on the way, as PTX |
 //! | [`planner`] | [`planner::Planner`], DMA, batched DMA or kernel |
+//! | [`crowd`] | [`crowd::Crowd`], how long kernels wait for SMs
 //! | [`stream_queue`] | [`stream_queue::StreamQueue`], operations of a stream from begin to end |
 //! | [`fault`] | what a driver's codes mean for who uses it |
 #![forbid(unsafe_code)]
 
+pub mod crowd;
 pub mod fault;
 pub mod kernel;
 pub mod layout;

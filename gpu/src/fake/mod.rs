@@ -87,6 +87,11 @@ pub enum Fault {
     },
     /// The device is gone, now.
     Lost,
+    /// Kernels that are queued from now on begin so long after it is their turn, as others have the SMs.
+    Crowded {
+        /// Zero: there is room.
+        wait: Duration,
+    },
     /// Everything that is queued from now on takes so many times as long.
     Slow {
         /// 1 is full speed.

@@ -27,6 +27,7 @@ pub(super) struct Device {
     pub(super) options: FakeOptions,
     is_lost: bool,
     slow_times: u32,
+    kernels_wait: Duration,
     refuses_pins: bool,
     is_out_of_memory: bool,
     is_unrecorded: bool,
@@ -83,6 +84,7 @@ impl World {
             options,
             is_lost: false,
             slow_times: 1,
+            kernels_wait: Duration::ZERO,
             refuses_pins: false,
             is_out_of_memory: false,
             is_unrecorded: false,
@@ -117,6 +119,7 @@ impl World {
             Fault::Poisoned { code } => found.poisons.push_back(code),
             Fault::Lost => found.is_lost = true,
             Fault::Slow { times } => found.slow_times = times.max(1),
+            Fault::Crowded { wait } => found.kernels_wait = wait,
         }
         if fault == Fault::Lost {
             let streams = self.streams.iter_mut().flatten();
@@ -228,7 +231,10 @@ impl World {
             }
             self.events[event] = EventState::Recorded;
         }
-        let takes = moves.map_or(Duration::ZERO, |bytes| self.time_of(user, bytes));
+        let mut takes = moves.map_or(Duration::ZERO, |bytes| self.time_of(user, bytes));
+        if matches!(work, Work::Launch(_) | Work::Sum(_)) {
+            takes += self.devices[user.device].kernels_wait;
+        }
         self.next_number += 1;
         let queued = Queued {
             work,
@@ -387,7 +393,8 @@ impl World {
 
     /// Copies each stripe and tells its remainder.
     fn sum(&mut self, user: User, job: &SumJob) {
-        self.counts.launches += 1;
+        // What has nothing to do is a look.
+        self.counts.launches += u64::from(job.stripes > 0);
         let place =
             |memory: &Memory, address, len: usize| memory.kernel_address(user, address, len as u64);
         for index in 0..u64::from(job.stripes) {

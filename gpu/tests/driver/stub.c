@@ -511,7 +511,8 @@ code cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
     if (strstr(f, "lunette_copy_summed")) {
         work.kind = SUMS;
         memcpy(&work.sums, parameters[0], sizeof work.sums);
-        return gx <= work.sums.stripes ? queue(s, work) : INVALID;
+        /* Without stripes it is a look at how long kernels wait. */
+        return gx <= work.sums.stripes || !work.sums.stripes ? queue(s, work) : INVALID;
     }
     memcpy(&work.job, parameters[0], sizeof work.job);
     const char *name = strstr(f, "lunette_copy_pages_");

@@ -1,6 +1,7 @@
 //! Everything above the seam against devices that are stricter than any, and fail in every way.
 #![forbid(unsafe_code)]
 
+mod crowd;
 mod faults;
 mod foreign;
 mod processes;

@@ -2,18 +2,21 @@
 
 use std::sync::Arc;
 
+use lunette_gpu::proto::crowd::LOOK_PERIOD;
 use lunette_gpu::proto::planner::Method;
 use lunette_gpu::{CopyError, Device, DeviceRegion, HostPiece, Stream, StreamOptions};
 use lunette_runtime::arena::{RegionMut, View};
+use lunette_runtime::time;
 use lunette_runtime_core::checksum::crc32c;
 
-use super::{host, pattern, region, seen, stream};
+use super::{SOON, host, pattern, region, seen, stream};
 
 pub(super) async fn all(device: &Device) {
     pieces_go_to_regions_of_their_own(device).await;
     what_is_copied_is_summed(device).await;
     what_is_not_for_the_kernel_comes_back(device).await;
     memory_that_is_seen_is_copied_where_it_lies(device).await;
+    looks_are_had_beside_what_is_under_way(device).await;
 }
 
 async fn pieces_go_to_regions_of_their_own(device: &Device) {
@@ -204,4 +207,26 @@ async fn memory_that_is_seen_is_copied_where_it_lies(device: &Device) {
     let share = ours.share().expect("as before");
     let other = View::map(share.memfd, share.offset_bytes, 4096).expect("sealed");
     assert_eq!(device.pin_view(&Arc::new(other)).await, Ok(()));
+}
+
+/// How long kernels wait is found out, by one look at a time, and by no more than one in a while.
+async fn looks_are_had_beside_what_is_under_way(device: &Device) {
+    for _ in 0..3 {
+        // The end of the one before is told by a task.
+        time::sleep(LOOK_PERIOD * 2).await;
+        let before = device.counts().operations;
+        for _ in 0..5 {
+            device.look();
+        }
+        let looked = async {
+            while device.counts().operations == before {
+                time::sleep(LOOK_PERIOD / 10).await;
+            }
+        };
+        assert_eq!(time::timeout(SOON, looked).await, Ok(()));
+        time::yield_now().await;
+        device.look();
+        assert_eq!(device.counts().operations, before + 1);
+    }
+    println!("kernels wait {:?}", device.kernel_wait());
 }

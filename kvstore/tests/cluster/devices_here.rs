@@ -122,8 +122,9 @@ fn what_is_seen_is_copied_from_where_it_lies() {
             assert!(found[64..64 + len] == *pattern(n, len).as_slice(), "{n}");
             assert_eq!(found[..64], [BESIDE; 64]);
         }
-        // The three that are long and whole vectors.
-        assert_eq!(here.machine.counts().launches, launches + 3);
+        // The three that are long and whole vectors, unless a kernel seemed to be long in coming.
+        let launched = here.machine.counts().launches - launches;
+        assert!(launched <= 3, "{launched}");
         assert_eq!(here.machine.counts().unpinned, 0);
         // Room that is too little, and none.
         let little = here.gpu.full_of(&[BESIDE; 100]).await;
@@ -257,7 +258,7 @@ fn what_stays_on_this_core_is_copied_to_where_it_stays() {
             .collect();
         let stored = devices.put_all(&many, PutOptions::default()).await;
         assert!(stored.iter().all(Result::is_ok), "{stored:?}");
-        assert_eq!(here.machine.counts().launches, launches + 1);
+        assert!(here.machine.counts().launches <= launches + 1);
         let bytes = pattern(50, 2 * MIB);
         for n in 50..54 {
             let at = (n - 50) * MIB / 4;
@@ -265,6 +266,61 @@ fn what_stays_on_this_core_is_copied_to_where_it_stays() {
             here.scene.expect_bytes(&here.client, &key(n), &part).await;
         }
         assert!(used().await >= full + 4 * MIB as u64);
+        assert_eq!(here.machine.counts().unpinned, 0);
+    });
+}
+
+/// Until it has happened that no kernel was launched for it, or that one was.
+async fn is_summed(here: &Here, by_kernel: bool, what: impl AsyncFn()) {
+    eventually("who sums is found out", async || {
+        let launches = here.machine.counts().launches;
+        what().await;
+        let launched = here.machine.counts().launches - launches;
+        assert!(launched <= 1, "of one object");
+        (launched == 1) == by_kernel
+    })
+    .await;
+}
+
+#[test]
+fn where_kernels_wait_for_others_a_core_sums() {
+    run(WORLDS, || async {
+        let here = Here::new(FakeOptions::default()).await;
+        let inside = DeviceClient::new(here.scene.inside(0).await, MIB);
+        let wanted = here.objects().await;
+        here.are_seen(&wanted).await;
+        let long = 5;
+        let (name, memory) = &wanted[long];
+        let get = async || {
+            let reads = here.client.one_sided().reads;
+            Gpu::fill(&memory[0], &vec![BESIDE; LENGTHS[long] + 9]).await;
+            let fetched = here.devices.get(name, memory).await;
+            assert!(
+                matches!(fetched, Ok(DeviceFetched::Hit { .. })),
+                "{fetched:?}"
+            );
+            here.expect(&memory[0], (long, LENGTHS[long])).await;
+            assert_eq!(here.client.one_sided().reads, reads + 1, "it is seen");
+        };
+        let source = [here.gpu.full_of(pattern(90, MIB).as_slice()).await];
+        let put = async || {
+            let options = PutOptions {
+                kind: WriteKind::Upsert,
+                ..PutOptions::default()
+            };
+            let stored = inside.put(&key(90), &source, options).await;
+            assert!(matches!(stored, Ok(Stored::Written { .. })), "{stored:?}");
+            let bytes = pattern(90, MIB);
+            here.scene
+                .expect_bytes(&here.client, &key(90), &bytes)
+                .await;
+        };
+        for wait_ms in [0, 30, 0] {
+            let wait = Duration::from_millis(wait_ms);
+            here.machine.inject(0, Fault::Crowded { wait });
+            is_summed(&here, wait_ms == 0, &get).await;
+            is_summed(&here, wait_ms == 0, &put).await;
+        }
         assert_eq!(here.machine.counts().unpinned, 0);
     });
 }

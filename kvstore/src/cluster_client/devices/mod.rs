@@ -24,6 +24,7 @@
 //! | `piece` | memory of devices and of this host, and the copies between it and rooms |
 //! | `seen` | objects that are got from where they lie |
 //! | `placed` | objects that are put where they stay |
+//! | `summing` | who sums what a device copies |
 //! | `long` | objects in parts |
 //! | here | objects in groups |
 
@@ -31,6 +32,7 @@ mod long;
 mod piece;
 mod placed;
 mod seen;
+mod summing;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -51,13 +53,12 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;
 pub(crate) use piece::Piece;
 use piece::{download, len, upload};
+use summing::Summing;
 
 /// Objects that travel together have no more bytes than this, unless it is one alone.
 const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Objects that travel together.
 const GROUP_OBJECTS_MAX: usize = 64;
-/// From so many bytes on a device sums what it copies: below, a core does so sooner.
-const SUMMED_FROM_BYTES: usize = 128 * 1024;
 /// Copies that a device makes at once, unless one object has more.
 const PIECES_MAX: usize = 4096;
 /// Groups of one batch at a time: one with the device and one with the store, and one more of each.
@@ -70,6 +71,7 @@ const GROUPS_MAX: usize = 4;
 pub struct DeviceClient {
     client: ClusterClient,
     staging: Rc<Staging>,
+    summing: Rc<Summing>,
 }
 
 /// What came of a get into a device's memory.
@@ -167,6 +169,7 @@ impl DeviceClient {
         Self {
             client,
             staging: Rc::new(Staging::new(staging_bytes_max)),
+            summing: Rc::new(Summing::new()),
         }
     }
 

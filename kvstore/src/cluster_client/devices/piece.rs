@@ -117,6 +117,11 @@ impl<H: HostMemory> Together<H> {
 }
 
 impl<H> Copied<H> {
+    /// Whether it was summed on the way.
+    pub(super) const fn is_summed(&self) -> bool {
+        self.crc32c.is_some()
+    }
+
     /// The CRC32C of an object that is these pieces, of these lengths, if they were summed.
     pub(super) fn crc32c(&self, pieces: Range<usize>, lens: &[usize]) -> Option<u32> {
         let summed = &self.crc32c.as_ref()?[pieces.clone()];

@@ -4,14 +4,15 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use lunette_gpu::HostPiece;
+use lunette_gpu::{Device, HostPiece};
 use lunette_runtime::arena::RegionMut;
+use lunette_runtime::time;
 use lunette_transfer::engine::{DeviceFault, DeviceSegment};
 
 use super::piece::{Together, beside, len, of_one_device};
+use super::summing::{Sum, Summing};
 use super::{
-    DeviceClient, DeviceStoreError, GROUP_BYTES_MAX, GROUPS_MAX, Object, PIECES_MAX,
-    SUMMED_FROM_BYTES, long,
+    DeviceClient, DeviceStoreError, GROUP_BYTES_MAX, GROUPS_MAX, Object, PIECES_MAX, long,
 };
 use crate::cluster_client::objects::Putting;
 use crate::cluster_client::{PutOptions, Stored};
@@ -20,6 +21,7 @@ use crate::value::Value;
 
 /// Objects that the device copies together.
 struct Group {
+    device: Device,
     copying: Together<Vec<RegionMut>>,
     objects: Vec<Copying>,
     /// The length of each piece.
@@ -70,13 +72,13 @@ impl Gathered {
     }
 
     /// Has the device copy them, to memory that it has pinned before.
-    async fn begin(self) -> Group {
+    async fn begin(self, summing: &Summing) -> Group {
         let device = self.pieces[0].1.device().clone();
         for region in &self.regions {
             // What cannot be pinned is copied all the same.
             let _pinned = device.pin(&region.chunk()).await;
         }
-        let is_worth_it = self.bytes >= SUMMED_FROM_BYTES;
+        let is_worth_it = summing.is_for_kernel(self.bytes, Sum::Behind, device.kernel_wait());
         let summed = if is_worth_it {
             DeviceSegment::begin_download_summed(&self.pieces, self.regions)
         } else {
@@ -86,7 +88,11 @@ impl Gathered {
             Ok(copying) => Together::Summed(copying),
             Err(regions) => Together::Plain(DeviceSegment::begin_download(&self.pieces, regions)),
         };
+        if Summing::has_choice(self.bytes) {
+            device.look();
+        }
         Group {
+            device,
             copying,
             objects: self.objects,
             lens: self
@@ -108,7 +114,7 @@ impl DeviceClient {
             while groups.len() < GROUPS_MAX
                 && let Some(gathered) = self.next_group_of(objects, &mut places, options)
             {
-                groups.push_back(gathered.begin().await);
+                groups.push_back(gathered.begin(&self.summing).await);
             }
             let Some(group) = groups.pop_front() else {
                 return done;
@@ -150,6 +156,7 @@ impl DeviceClient {
         done: &mut Done,
     ) {
         let Group {
+            device,
             copying,
             objects: copies,
             lens,
@@ -169,6 +176,7 @@ impl DeviceClient {
         };
         let regions = std::mem::take(&mut copied.host);
         let filled = copies.into_iter().zip(regions);
+        let began = time::now();
         let placed: Vec<(usize, Placed, Value)> = filled
             .map(|(copy, region)| {
                 let crc32c = copied.crc32c(copy.pieces, &lens);
@@ -176,6 +184,11 @@ impl DeviceClient {
                 (copy.place, placed, Value::new(value))
             })
             .collect();
+        if !copied.is_summed() {
+            let took = time::now().since(began);
+            self.summing.summed(lens.iter().sum(), took);
+            device.was_away(took);
+        }
         let putting = placed.iter().map(|(place, placed, value)| Putting {
             key: &objects[*place].key,
             value,

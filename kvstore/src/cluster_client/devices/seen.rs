@@ -18,12 +18,12 @@ use lunette_gpu::HostPiece;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::placement::home_of;
 use lunette_runtime::arena::View;
+use lunette_runtime::time;
 use lunette_transfer::engine::DeviceSegment;
 
 use super::piece::{Piece, Together, beside, len, of_one_device};
-use super::{
-    DeviceClient, GROUP_BYTES_MAX, GROUPS_MAX, Landed, Object, PIECES_MAX, SUMMED_FROM_BYTES,
-};
+use super::summing::{Sum, Summing};
+use super::{DeviceClient, GROUP_BYTES_MAX, GROUPS_MAX, Landed, Object, PIECES_MAX};
 use crate::glance::{Likely, Sighting, Spot};
 
 /// Objects that the device copies together.
@@ -84,9 +84,10 @@ impl Gathered {
     }
 
     /// Has the device copy them, and sums them meanwhile, unless the device does.
-    fn begin(self) -> Group {
+    fn begin(self, summing: &Summing) -> Group {
         let (pieces, mut objects) = (self.pieces, self.objects);
-        let is_worth_it = self.bytes >= SUMMED_FROM_BYTES;
+        let device = pieces[0].1.device().clone();
+        let is_worth_it = summing.is_for_kernel(self.bytes, Sum::Beside, device.kernel_wait());
         let summed = if is_worth_it {
             DeviceSegment::begin_upload_summed(self.views, &pieces)
         } else {
@@ -96,11 +97,18 @@ impl Gathered {
             Ok(copying) => Together::Summed(copying),
             Err(views) => Together::Plain(DeviceSegment::begin_upload(views, &pieces)),
         };
+        if Summing::has_choice(self.bytes) {
+            device.look();
+        }
         if !copying.is_summed() {
+            let began = time::now();
             for object in &mut objects {
                 let (view, start, len_bytes) = object.spot.place();
                 object.crc32c = Some(view.crc32c(start, len_bytes));
             }
+            let took = time::now().since(began);
+            summing.summed(self.bytes, took);
+            device.was_away(took);
         }
         Group {
             copying,
@@ -124,6 +132,10 @@ impl DeviceClient {
             while groups.len() < GROUPS_MAX
                 && let Some(group) = self.next_group(wanted, &mut places)
             {
+                // This core has summed it, perhaps: others are to have their turn.
+                if !group.copying.is_summed() {
+                    time::yield_now().await;
+                }
                 groups.push_back(group);
             }
             let Some(group) = groups.pop_front() else {
@@ -178,7 +190,7 @@ impl DeviceClient {
                 gathered.add(place, spot, to);
             }
         }
-        (!gathered.pieces.is_empty()).then(|| gathered.begin())
+        (!gathered.pieces.is_empty()).then(|| gathered.begin(&self.summing))
     }
 
     /// Where an object lies, if it is seen, and the device reaches it there.

@@ -33,13 +33,18 @@ impl Gpu {
     pub(crate) async fn full_of(&self, bytes: &[u8]) -> DeviceSegment {
         let region = DeviceRegion::alloc(&self.device, bytes.len() as u64).expect("memory");
         let memory = DeviceSegment::new(region, self.stream.clone());
+        Self::fill(&memory, bytes).await;
+        memory
+    }
+
+    /// Fills the front of memory of it.
+    pub(crate) async fn fill(memory: &DeviceSegment, bytes: &[u8]) {
         for (piece, at) in bytes.chunks(PIECE_BYTES).zip((0..).step_by(PIECE_BYTES)) {
             let mut from = arena().alloc(piece.len()).expect("room");
             from.as_mut_slice().copy_from_slice(piece);
             let to = memory.slice(at..at + piece.len() as u64);
             to.upload(from.freeze()).await.expect("filled");
         }
-        memory
     }
 
     /// What lies there.
