@@ -499,15 +499,20 @@ fn lines_are_closed_when_nothing_is_asked_on_them_and_made_again() {
         let (handle, _client, counts, _stranger) =
             strangers(Duration::from_millis(300), LONG).await;
         for _ in 0..2 {
-            eventually("there is a line", async || {
-                let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
-                assert_eq!(asked.await, [Ok(false)]);
-                counts.open.get() > 1
-            })
-            .await;
+            line_is_there(&handle, &counts).await;
             eventually("they are closed", async || counts.open.get() == 0).await;
         }
     });
+}
+
+/// Asks until a thread has a connection of its own, beside its core's.
+async fn line_is_there(handle: &StoreHandle, counts: &Counts) {
+    eventually("there is a line", async || {
+        let asked = with_handle(handle, |handle| handle.exists_waiting(keys(0..1)));
+        assert_eq!(asked.await, [Ok(false)]);
+        counts.open.get() > 1
+    })
+    .await;
 }
 
 /// A node of before.
@@ -537,12 +542,7 @@ fn a_home_that_does_not_know_many_writes_is_sent_them_one_by_one() {
 fn what_comes_damaged_is_not_got() {
     run(0, || async {
         let (handle, _client, counts, _stranger) = strangers(LONG, LONG).await;
-        eventually("there is a line", async || {
-            let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
-            assert_eq!(asked.await, [Ok(false)]);
-            counts.open.get() > 1
-        })
-        .await;
+        line_is_there(&handle, &counts).await;
         counts.sends_damaged.set(true);
         for _ in 0..3 {
             let is_asked_and_left = with_handle(&handle, |handle| {
@@ -561,12 +561,7 @@ fn what_comes_damaged_is_not_got() {
 fn what_makes_no_sense_is_no_answer() {
     run(0, || async {
         let (handle, _client, counts, _stranger) = strangers(LONG, LONG).await;
-        eventually("there is a line", async || {
-            let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
-            assert_eq!(asked.await, [Ok(false)]);
-            counts.open.get() > 1
-        })
-        .await;
+        line_is_there(&handle, &counts).await;
         counts.makes_no_sense.set(true);
         let asked = with_handle(&handle, |handle| {
             let mut looking = handle.look_up(keys(0..2));
@@ -676,12 +671,7 @@ fn a_home_that_answers_nothing_is_not_waited_for() {
     run(0, || async {
         let timeout = Duration::from_millis(400);
         let (handle, _client, counts, _stranger) = strangers(LONG, timeout).await;
-        eventually("there is a line", async || {
-            let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
-            assert_eq!(asked.await, [Ok(false)]);
-            counts.open.get() > 1
-        })
-        .await;
+        line_is_there(&handle, &counts).await;
         counts.is_silent.set(true);
         let asked = with_handle(&handle, |handle| handle.exists_waiting(keys(0..1)));
         assert_eq!(asked.await, [Ok(false)], "as a core finds out");

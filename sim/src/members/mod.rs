@@ -68,11 +68,11 @@ pub fn has_fault(fault: &str) -> bool {
 
 /// Runs the world of a seed, in which everybody may have adapters.
 pub(crate) fn run(seed: u64, keeps_log: bool, has_adapters: bool, report: &RefCell<Report>) {
-    let hearing = Hearing::begin();
+    let _hearing = Hearing::begin();
     let plan = Plan::of(seed);
     let adapters = has_adapters.then(|| Rc::new(Adapters::of(seed, plan.nodes)));
     let mut town = Town::start(seed, plan, adapters, keeps_log);
-    town.live(&hearing);
+    town.live();
     let mut report = report.borrow_mut();
     let mut ledger = town.ledger.borrow_mut();
     report.failures = std::mem::take(&mut ledger.failures);

@@ -20,7 +20,6 @@ use super::load::Load;
 use super::plan::{
     CALM_FROM, CHECKS_FROM, CLIENTS, END, FAULTS_UNTIL, Fault, LOAD_FROM, LOAD_UNTIL, Plan, Who,
 };
-use crate::hearing::Hearing;
 
 const PORT: u16 = 7000;
 const LEASE_TTL_S: u16 = 2;
@@ -189,8 +188,8 @@ impl Town {
     }
 
     /// Runs to the end, or to the first failure.
-    pub(super) fn live(&mut self, hearing: &Hearing) {
-        if !self.advance(hearing, LOAD_FROM) {
+    pub(super) fn live(&mut self) {
+        if !self.advance(LOAD_FROM) {
             return;
         }
         self.start_load();
@@ -201,12 +200,12 @@ impl Town {
             .peekable();
         for (at, begins, number) in self.timeline() {
             while let Some(fails) = failing.next_if(|fails| fails.at < at) {
-                if !self.advance(hearing, fails.at) {
+                if !self.advance(fails.at) {
                     return;
                 }
                 fails.happen(&self.world.log());
             }
-            if !self.advance(hearing, at) {
+            if !self.advance(at) {
                 return;
             }
             self.clear_if_due();
@@ -221,23 +220,23 @@ impl Town {
             }
         }
         for fails in failing {
-            if !self.advance(hearing, fails.at) {
+            if !self.advance(fails.at) {
                 return;
             }
             fails.happen(&self.world.log());
         }
-        if !self.advance(hearing, FAULTS_UNTIL) {
+        if !self.advance(FAULTS_UNTIL) {
             return;
         }
         self.world.set_network_faults(0, 0);
-        if !self.advance(hearing, CALM_FROM) {
+        if !self.advance(CALM_FROM) {
             return;
         }
         if let Some(begun) = self.cleared.take_if(|_| self.is_cleared.get()) {
             self.ledger.borrow_mut().end_clear(self.world.now(), begun);
         }
-        if self.advance(hearing, CHECKS_FROM) {
-            self.check(hearing);
+        if self.advance(CHECKS_FROM) {
+            self.check();
         }
     }
 
@@ -281,7 +280,7 @@ impl Town {
 
     /// A client of each process puts and gets everything; then there are no copies too many, nor
     /// too few.
-    fn check(&mut self, hearing: &Hearing) {
+    fn check(&mut self) {
         let checks: Vec<Outcome<()>> = (0..self.clients.len())
             .zip(0..)
             .map(|(index, client)| {
@@ -297,12 +296,12 @@ impl Town {
                 ledger.fail(self.world.now(), "the last checks do not end");
                 return;
             }
-            if !self.advance(hearing, next) {
+            if !self.advance(next) {
                 return;
             }
         }
         let quiet_from = self.world.now() + Duration::from_secs(5);
-        if self.advance(hearing, quiet_from) {
+        if self.advance(quiet_from) {
             let mut ledger = self.ledger.borrow_mut();
             let roomy_nodes = self.plan.is_roomy().then_some(self.plan.nodes);
             ledger.on_quiet(quiet_from, self.plan.copies_max, roomy_nodes);
@@ -310,7 +309,7 @@ impl Town {
     }
 
     /// Lets time pass, and tells the ledger what members tell when they do. Whether nothing has failed.
-    fn advance(&mut self, _hearing: &Hearing, until: Time) -> bool {
+    fn advance(&mut self, until: Time) -> bool {
         let (ledger, log) = (Rc::clone(&self.ledger), self.world.log());
         let hear = || {
             let mut ledger = ledger.borrow_mut();
