@@ -54,6 +54,10 @@ mod groups;
 mod handed;
 
 #[cfg(test)]
+#[path = "cluster/handed_devices.rs"]
+mod handed_devices;
+
+#[cfg(test)]
 #[path = "cluster/held.rs"]
 mod held;
 

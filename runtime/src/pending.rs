@@ -30,7 +30,12 @@ const LOOKS: u32 = 32;
 pub struct Pending<T> {
     source: Source<T>,
     work: Duration,
+    /// The answer, where it was found by who only [slept](Self::sleep) until it is there.
+    found: Option<T>,
 }
+
+// The answer is moved, and never pinned.
+impl<T> Unpin for Pending<T> {}
 
 enum Source<T> {
     /// A core; and what to say if it ends without an answer.
@@ -74,6 +79,35 @@ impl<T> Pending<T> {
         Self::here(std::future::ready(answer))
     }
 
+    /// The answer, if it is there. It is taken, so nothing more is to be asked of this then.
+    #[must_use]
+    pub fn look(&mut self) -> Option<T> {
+        match Pin::new(self).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Blocks this thread until the answer is there to be [looked](Self::look) at, and no longer than `timeout`. Not for a core's
+    /// thread, which would wait for itself.
+    pub fn sleep(&mut self, timeout: Duration) {
+        let waiter = Arc::new(Waiter::here());
+        let waker = Waker::from(Arc::clone(&waiter));
+        let begun = Instant::now();
+        loop {
+            if let Poll::Ready(answer) = Pin::new(&mut *self).poll(&mut Context::from_waker(&waker))
+            {
+                self.found = Some(answer);
+                return;
+            }
+            let left = timeout.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return;
+            }
+            waiter.sleep(left);
+        }
+    }
+
     /// Blocks this thread until the answer is there: looks for it for [`SPIN`], and as long as it [takes](Self::taking), where
     /// that has paid [lately](Patience), then sleeps. Not for a core's thread, which would wait for itself.
     #[must_use]
@@ -92,8 +126,11 @@ impl<T> Pending<T> {
 
 impl<T> From<Source<T>> for Pending<T> {
     fn from(source: Source<T>) -> Self {
-        let work = Duration::ZERO;
-        Self { source, work }
+        Self {
+            source,
+            work: Duration::ZERO,
+            found: None,
+        }
     }
 }
 
@@ -101,6 +138,9 @@ impl<T> Future for Pending<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        if let Some(found) = self.found.take() {
+            return Poll::Ready(found);
+        }
         match &mut self.source {
             Source::Core { answer, ended } => Pin::new(answer).poll(cx).map(|answer| {
                 answer.unwrap_or_else(|_ended| {
@@ -123,10 +163,7 @@ impl<T> fmt::Debug for Pending<T> {
 /// woken, and sleeps then. Not for a core's thread.
 pub fn wait<F: Future>(future: F, spin: Duration) -> F::Output {
     let mut future = pin!(future);
-    let waiter = Arc::new(Waiter {
-        state: AtomicU8::new(LOOKS_ROUND),
-        thread: thread::current(),
-    });
+    let waiter = Arc::new(Waiter::here());
     let waker = Waker::from(Arc::clone(&waiter));
     let mut cx = Context::from_waker(&waker);
     loop {
@@ -149,6 +186,25 @@ struct Waiter {
 }
 
 impl Waiter {
+    /// This thread.
+    fn here() -> Self {
+        Self {
+            state: AtomicU8::new(LOOKS_ROUND),
+            thread: thread::current(),
+        }
+    }
+
+    /// Until it is woken, or `timeout` has passed.
+    fn sleep(&self, timeout: Duration) {
+        let slept =
+            self.state
+                .compare_exchange(LOOKS_ROUND, SLEEPS, Ordering::Acquire, Ordering::Acquire);
+        if slept.is_ok() {
+            thread::park_timeout(timeout);
+        }
+        self.state.store(LOOKS_ROUND, Ordering::Release);
+    }
+
     fn wait(&self, spin: Duration) {
         let begun = Instant::now();
         while begun.elapsed() < spin {
@@ -231,6 +287,29 @@ mod tests {
         });
         assert_eq!(pending.wait(), 7);
         assert_eq!(answering.join().expect("no panic"), Ok(()));
+    }
+
+    #[test]
+    fn an_answer_is_looked_at_when_it_is_there_and_slept_for_no_longer_than_is_said() {
+        let (sender, answer) = oneshot::channel();
+        let mut pending = Pending::of_core(answer, || 0);
+        let pause = Duration::from_millis(20);
+        let begun = Instant::now();
+        pending.sleep(pause);
+        assert!(begun.elapsed() >= pause);
+        assert_eq!(pending.look(), None);
+        let answering = thread::spawn(move || {
+            thread::sleep(pause);
+            sender.send(7)
+        });
+        pending.sleep(Duration::MAX);
+        assert_eq!(answering.join().expect("no panic"), Ok(()));
+        // Also by who sleeps once more.
+        pending.sleep(Duration::MAX);
+        assert_eq!(pending.look(), Some(7));
+        let mut there = Pending::ready(8);
+        there.sleep(Duration::MAX);
+        assert_eq!(there.wait(), 8);
     }
 
     #[test]

@@ -51,4 +51,4 @@ pub use server::{
     Response, ServeOptions, Service, serve,
 };
 pub use source::WriteSource;
-pub use staging::{Staged, Staging};
+pub use staging::{Staged, StagedRoom, Staging};

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use lunette_runtime::Signal;
 use lunette_runtime::arena;
-use lunette_runtime::arena::Exposed;
+use lunette_runtime::arena::{Exposed, RegionMut};
 
 /// Memory of this core's arena that is on its way, up to a bound: who wants more waits in line.
 #[derive(Debug)]
@@ -21,12 +21,12 @@ pub struct Staging {
 #[derive(Debug)]
 pub struct Staged {
     memory: Exposed,
-    _room: Room,
+    _room: StagedRoom,
 }
 
-/// A part of the bound that is in use.
+/// A part of the bound that is in use. It is anybody's again when it is dropped.
 #[derive(Debug)]
-struct Room {
+pub struct StagedRoom {
     staging: Rc<Staging>,
     len: usize,
 }
@@ -47,11 +47,18 @@ impl Staging {
     #[must_use]
     pub fn try_take(self: &Rc<Self>, len: usize) -> Option<Staged> {
         let is_next = self.waiting.borrow().is_empty() && self.has_room(len);
-        is_next.then(|| self.take_now(len)).flatten()
+        let taken = is_next.then(|| self.take_now(len)).flatten();
+        taken.map(|(region, room)| Staged::of(region, room))
     }
 
     /// Memory of this length, as soon as there is room. `None` where the core's arena has none.
     pub async fn take(self: &Rc<Self>, len: usize) -> Option<Staged> {
+        let (region, room) = self.take_region(len).await?;
+        Some(Staged::of(region, room))
+    }
+
+    /// As [`take`](Self::take), memory that is only the caller's, and its part of the bound.
+    pub async fn take_region(self: &Rc<Self>, len: usize) -> Option<(RegionMut, StagedRoom)> {
         let is_next = self.waiting.borrow().is_empty() && self.has_room(len);
         if is_next {
             return self.take_now(len);
@@ -73,18 +80,15 @@ impl Staging {
         bytes == 0 || bytes + len <= self.bytes_max
     }
 
-    fn take_now(self: &Rc<Self>, len: usize) -> Option<Staged> {
+    fn take_now(self: &Rc<Self>, len: usize) -> Option<(RegionMut, StagedRoom)> {
         self.bytes.set(self.bytes.get() + len);
-        let room = Room {
+        let room = StagedRoom {
             staging: Rc::clone(self),
             len,
         };
         let region = arena().alloc(len);
         let region = region.inspect_err(|error| tracing::warn!(%error, "nothing to stage in"));
-        Some(Staged {
-            memory: region.ok()?.expose(),
-            _room: room,
-        })
+        Some((region.ok()?, room))
     }
 
     /// Wakes who is next, if there is room.
@@ -115,6 +119,13 @@ impl Drop for Leaves<'_> {
 }
 
 impl Staged {
+    fn of(region: RegionMut, room: StagedRoom) -> Self {
+        Self {
+            memory: region.expose(),
+            _room: room,
+        }
+    }
+
     /// The memory.
     #[must_use]
     pub const fn memory(&self) -> &Exposed {
@@ -122,7 +133,7 @@ impl Staged {
     }
 }
 
-impl Drop for Room {
+impl Drop for StagedRoom {
     fn drop(&mut self) {
         let bytes = self.staging.bytes.get();
         self.staging.bytes.set(bytes - self.len);

@@ -86,7 +86,7 @@ pub use adapters::{
 use asking::{Asking, is_present};
 pub use clearing::Cleared;
 pub use devices::{DeviceClient, DeviceFetched, DeviceStoreError};
-pub(crate) use devices::{Landed, Object as DeviceObject, Piece as DevicePiece};
+pub(crate) use devices::{Landed, Lending, Object as DeviceObject, Piece as DevicePiece};
 pub(crate) use lining::HomeLine;
 use lining::LINES_MAX;
 pub use listing::{ListCursor, Listed};

@@ -1,19 +1,23 @@
 //! Memory of devices, lent by threads: what is asked of the store with it.
 
 use std::cell::OnceCell;
+use std::sync::Arc;
 
 use futures_util::future::join;
 use lunette_gpu::EngineStream;
 use lunette_kvstore_proto::range::ByteRange;
+use lunette_runtime::Pending;
+use lunette_runtime::arena::Borrowed;
 use lunette_transfer::Staged;
 use lunette_transfer::engine::DeviceFault;
 use lunette_transfer::engine::{DeviceLendError, DeviceLent, DeviceWay, LentDevices};
 
+use super::cores::Cores;
 use super::hosted::Hosted;
 use super::lent::{Lent, Place};
 use super::objects::Got;
 use crate::cluster_client::{
-    Among, DeviceClient, DeviceObject, DevicePiece, Landed, PutOptions, Stored,
+    Among, DeviceClient, DeviceObject, DevicePiece, Landed, Lending, PutOptions, Stored,
 };
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;
@@ -27,6 +31,54 @@ pub const DEVICE_STAGING_BYTES_MAX: usize = 64 << 20;
 pub(super) struct Devices {
     open: LentDevices,
     client: OnceCell<DeviceClient>,
+    /// Copies of what lies in devices' memory, which threads read.
+    lending: Lending,
+}
+
+/// Bytes of a device's memory, copied to where this thread reads them.
+pub(super) struct Copied {
+    /// Until this is dropped.
+    bytes: Option<Borrowed>,
+    cores: Arc<Cores>,
+    core: usize,
+}
+
+impl Copied {
+    pub(super) fn bytes(&self) -> &[u8] {
+        let bytes = self.bytes.as_ref().expect("it is not dropped");
+        bytes.as_slice()
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        drop(self.bytes.take());
+        // Else it is looked at when more is copied.
+        let _is_told = self
+            .cores
+            .tell(self.core, |hosted| hosted.devices.lending.take_back());
+    }
+}
+
+impl Cores {
+    /// Has a core copy what lies in memory of one device to where threads read it. What is not of one device alone is
+    /// refused.
+    pub(super) fn copy_of_device(
+        self: &Arc<Self>,
+        core: usize,
+        from: Vec<Lent>,
+    ) -> Pending<Result<Copied, StoreError>> {
+        let cores = Arc::clone(self);
+        let refused = |kind| Err(StoreError::local(kind));
+        self.ask(core, refused, move |hosted| async move {
+            let pieces = hosted.taking(DeviceWay::From).pieces(&from).await?;
+            let lending = &hosted.devices.lending;
+            let lent = hosted.device_client().lend(lending, &pieces).await?;
+            let of_several = StoreError::local(StoreErrorKind::NotOfDevice);
+            let bytes = Some(lent.ok_or(of_several)?);
+            Ok(Copied { bytes, cores, core })
+        })
+    }
 }
 
 /// Memory as it is used on a core, and the streams that have been waited for already.

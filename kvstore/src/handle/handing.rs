@@ -15,7 +15,7 @@ use lunette_runtime::{Patience, Pending, SPIN};
 
 use super::StoreHandle;
 use super::cores::{Cores, work_of};
-use super::devices::are_of_device;
+use super::devices::{Copied, are_of_device};
 use super::hosted::Until;
 use super::lent::Lent;
 use super::placing::{Filled, ToPut};
@@ -28,12 +28,19 @@ use crate::member::{HANDED_BYTES_MAX, HandedOver, Lane, Outcome};
 /// Looks in between which the clock is not read.
 const LOOKS: u32 = 32;
 
+/// Objects whose bytes are being copied from devices at a time.
+const COPYING_MAX: usize = 64;
+
 /// Objects that are being put. See [`StoreHandle::hand_over`].
 #[must_use = "what is left is not put unless it is finished"]
 pub struct Handing {
     cores: Arc<Cores>,
     until: Until,
     options: PutOptions,
+    /// What lies in memory of a device and is to be copied to where this thread reads it, the next one last.
+    of_devices: Vec<Object>,
+    /// What is being copied so, in that order.
+    copying: VecDeque<(Object, Pending<Result<Copied, StoreError>>)>,
     /// What is to be handed over, the next one last.
     left: Vec<Object>,
     /// What has been, in that order.
@@ -51,6 +58,8 @@ pub(super) struct Object {
     pub(super) key: Vec<u8>,
     pub(super) value: Vec<Lent>,
     pub(super) among: Among,
+    /// The value's bytes, if it is a device's.
+    copied: Option<Copied>,
 }
 
 impl Object {
@@ -71,6 +80,7 @@ impl Object {
 impl fmt::Debug for Handing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handing")
+            .field("of_devices", &(self.of_devices.len() + self.copying.len()))
             .field("left", &self.left.len())
             .field("asked", &self.asked.len())
             .field("homes", &self.sending.len())
@@ -96,7 +106,8 @@ impl StoreHandle {
     /// As [`put_all`](Self::put_all), for a thread that waits: objects of up to 4 MiB whose homes are cores of another process
     /// on this host, which this one has met, are handed over to these without a core of this process; short ones whose homes
     /// are on other hosts are sent to these, if they are a few homes, as by [`look_up`](Self::look_up). The rest
-    /// is put by cores, with [`finish`](Handing::finish): what is longer, of a device, preferred elsewhere, or in parts.
+    /// is put by cores, with [`finish`](Handing::finish): what is longer, preferred elsewhere, or in parts. What lies in memory
+    /// of a device is handed over alike, after a core has had the device copy it to memory of the host.
     ///
     /// The values are copied by this thread, here if they are sent, else in [`step`](Handing::step). What is dropped before the
     /// end may be put, or not; its memory is the caller's at once.
@@ -112,11 +123,14 @@ impl StoreHandle {
             among: object.among(index, count),
             key: object.key,
             value: object.value,
+            copied: None,
         });
         let mut handing = Handing {
             cores: Arc::clone(&self.cores),
             until: self.puts,
             options,
+            of_devices: Vec::new(),
+            copying: VecDeque::new(),
             left: left.collect(),
             asked: VecDeque::new(),
             sending: Round::none(),
@@ -149,12 +163,20 @@ impl Handing {
         let options = self.options;
         let is_anywhere = options.preferred.is_empty() && !options.is_same_node;
         let is_valid = options.check().is_ok() && is_anywhere;
-        let (left, others) = self.left.drain(..).partition(|object| {
+        for object in std::mem::take(&mut self.left) {
             let len_bytes = object.len_bytes();
-            let is_short = len_bytes <= HANDED_BYTES_MAX && !are_of_device(&object.value);
-            is_valid && is_short && parts_of(len_bytes, options) == Ok(None)
-        });
-        (self.left, self.others) = (left, others);
+            let is_short = len_bytes <= HANDED_BYTES_MAX;
+            let is_of_device = are_of_device(&object.value);
+            if !(is_valid && is_short && parts_of(len_bytes, options) == Ok(None)) {
+                self.others.push(object);
+            } else if !is_of_device {
+                self.left.push(object);
+            } else if len_bytes > 0 && self.lane_of(&object.key).is_some() {
+                self.of_devices.push(object);
+            } else {
+                self.others.push(object);
+            }
+        }
     }
 
     /// Sends what has no home on this host, or leaves it to cores.
@@ -184,17 +206,23 @@ impl Handing {
     /// Whether nothing more is to be handed over or answered.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.left.is_empty() && self.asked.is_empty() && self.sending.is_over()
+        let is_copied = self.of_devices.is_empty() && self.copying.is_empty();
+        is_copied && self.left.is_empty() && self.asked.is_empty() && self.sending.is_over()
     }
 
     /// Hands over as much as there is room for, and takes the answers that there are. Whether all have been answered; else
     /// this is to be called again, after a while, or when it has [slept](Self::sleep).
     pub fn step(&mut self) -> bool {
         self.take_answers();
-        while let Some(object) = self.left.pop() {
+        self.copy();
+        while let Some(mut object) = self.left.pop() {
             match self.lane_of(&object.key) {
                 Some(lane) => match self.ask(&lane, &object) {
-                    Some(asked) => self.asked.push_back((object, asked)),
+                    Some(asked) => {
+                        // Its core has room for others again.
+                        object.copied = None;
+                        self.asked.push_back((object, asked));
+                    }
                     // There is room when one of these has been answered.
                     None if !self.asked.is_empty() => {
                         self.left.push(object);
@@ -206,7 +234,31 @@ impl Handing {
                 None => self.others.push(object),
             }
         }
-        self.take_sent() && self.asked.is_empty()
+        self.take_sent() && self.asked.is_empty() && self.copying.is_empty()
+    }
+
+    /// Takes what has been copied from devices, and has more of it copied.
+    fn copy(&mut self) {
+        while let Some((_, copying)) = self.copying.front_mut()
+            && let Some(copied) = copying.look()
+        {
+            let (mut object, _) = self.copying.pop_front().expect("it was looked at");
+            match copied {
+                Ok(copied) => {
+                    object.copied = Some(copied);
+                    self.left.push(object);
+                }
+                // Cores find out again, and tell.
+                Err(_) => self.others.push(object),
+            }
+        }
+        while self.copying.len() < COPYING_MAX
+            && let Some(object) = self.of_devices.pop()
+        {
+            let core = self.cores.core_of(&object.key);
+            let copying = self.cores.copy_of_device(core, object.value.clone());
+            self.copying.push_back((object, copying));
+        }
     }
 
     /// Takes what homes on other hosts have answered. Whether all have.
@@ -218,6 +270,10 @@ impl Handing {
 
     /// Sleeps until there is an answer to take, and no longer than `timeout`; it may wake for no reason.
     pub fn sleep(&mut self, timeout: Duration) {
+        // What waits to be handed over has memory that what is copied next may be in want of.
+        if let (true, Some((_, copying))) = (self.left.is_empty(), self.copying.front_mut()) {
+            return copying.sleep(timeout);
+        }
         let mut asked = self.asked.iter().map(|(_, asked)| asked);
         // What waits for room goes on with the first; else the last one is answered last, in the usual case.
         let awaited = match self.left.is_empty() {
@@ -274,6 +330,9 @@ impl Handing {
         let (others, stored) = (&mut self.others, &mut self.stored);
         self.sending
             .give_up(|sent, ended| note_sent(sent, ended, others, stored));
+        let copying = self.copying.drain(..).map(|(object, _)| object);
+        self.others.extend(copying);
+        self.others.append(&mut self.of_devices);
         self.others.append(&mut self.left);
         if self.others.is_empty() {
             return Pending::ready(self.stored.into_iter().flatten().collect());
@@ -344,7 +403,10 @@ impl Handing {
                 };
                 message.encode(asked.version, out);
             },
-            |part, window, at| copy_part(&object.value, part, window, at),
+            |part, window, at| match &object.copied {
+                Some(copied) => window.copy_in(at, &copied.bytes()[part]),
+                None => copy_part(&object.value, part, window, at),
+            },
         )
     }
 }

@@ -37,7 +37,7 @@ fn upsert() -> PutOptions {
 }
 
 /// Puts that came by memory that is shared, so far.
-fn handed_over(node: &Node) -> usize {
+pub(super) fn handed_over(node: &Node) -> usize {
     let reports = wait(node.watch().report(), Duration::ZERO).expect("it answers");
     let members = reports.iter().filter_map(|report| report.member);
     let handed: u64 = members.map(|member| member.handed_over).sum();
@@ -45,7 +45,7 @@ fn handed_over(node: &Node) -> usize {
 }
 
 /// Clients that hand over what threads put at a node.
-fn handing(node: &Node, options: ClusterClientOptions) -> ClientHost {
+pub(super) fn handing(node: &Node, options: ClusterClientOptions) -> ClientHost {
     let host = neighbour(node, options);
     let begun = Instant::now();
     while !host.handle().hands_over() {
