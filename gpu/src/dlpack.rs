@@ -1,7 +1,8 @@
 //! Tensors as DLPack hands them over.
 //!
-//! The struct is that of DLPack before version 1.0 (`DLManagedTensor`), which every producer makes for
-//! a capsule named `dltensor`. Source: <https://dmlc.github.io/dlpack/latest/c_api.html>.
+//! Regions take the struct of DLPack before version 1.0 (`DLManagedTensor`), which every producer makes for
+//! a capsule named `dltensor`. That of version 1 is here for who takes tensors from Python.
+//! Source: <https://dmlc.github.io/dlpack/latest/c_api.html>.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
@@ -12,7 +13,7 @@ use crate::error::ImportError;
 use crate::region::DeviceRegion;
 
 /// `kDLCUDA`.
-const DEVICE_CUDA: c_int = 2;
+pub const DEVICE_CUDA: c_int = 2;
 /// Most dimensions of a tensor.
 pub const DIMENSIONS_MAX: usize = 64;
 
@@ -71,6 +72,81 @@ pub struct ManagedTensor {
     pub deleter: Option<unsafe extern "C" fn(*mut Self)>,
 }
 
+/// `DLPackVersion`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Version {
+    /// Of another one nothing is known but what its struct begins with, to the deleter.
+    pub major: u32,
+    /// Of another one there may be kinds of devices and of elements that are not known.
+    pub minor: u32,
+}
+
+/// `DLManagedTensorVersioned`, of major version 1.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ManagedTensorVersioned {
+    /// Of which version it is.
+    pub version: Version,
+    /// The producer's.
+    pub producer: *mut c_void,
+    /// Gives it back to the producer, if there is anything to give back.
+    pub deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    /// What is to be known of its memory, by bits. The lowest one: it is only read.
+    pub flags: u64,
+    /// The tensor.
+    pub tensor: Tensor,
+}
+
+impl Tensor {
+    /// Its extents, by dimension; `None` if there are more than [`DIMENSIONS_MAX`], or they are nowhere.
+    ///
+    /// # Safety
+    /// `shape` is null, or has as many entries as there are dimensions, for as long as `self` is borrowed.
+    #[must_use]
+    pub unsafe fn extents(&self) -> Option<&[i64]> {
+        // SAFETY: passed on from the caller.
+        unsafe { list(self.shape, self.dimensions()?) }
+    }
+
+    /// Whether its last dimension is the innermost one, without gaps.
+    ///
+    /// # Safety
+    /// As of [`extents`](Self::extents), also of `strides`.
+    #[must_use]
+    pub unsafe fn is_dense(&self) -> bool {
+        // SAFETY: passed on from the caller.
+        let Some(extents) = (unsafe { self.extents() }) else {
+            return false;
+        };
+        // SAFETY: passed on from the caller.
+        let strides = unsafe { list(self.strides, extents.len()) };
+        strides.is_none_or(|strides| is_dense(extents, strides))
+    }
+
+    /// Bytes of elements with such extents; `None` if one is negative, or they are more than can be counted.
+    #[must_use]
+    pub fn len_bytes(&self, extents: &[i64]) -> Option<u64> {
+        let bits = u64::from(self.element.bits) * u64::from(self.element.lanes);
+        let elements = extents.iter().try_fold(1u64, |all, extent| {
+            all.checked_mul(u64::try_from(*extent).ok()?)
+        });
+        let bits = elements?.checked_mul(bits)?;
+        Some(bits.div_ceil(8))
+    }
+
+    /// Where its first element is.
+    #[must_use]
+    pub fn address(&self) -> Option<u64> {
+        (self.data.addr() as u64).checked_add(self.offset_bytes)
+    }
+
+    fn dimensions(&self) -> Option<usize> {
+        let dimensions = usize::try_from(self.dimensions).ok();
+        dimensions.filter(|count| *count <= DIMENSIONS_MAX)
+    }
+}
+
 /// A tensor that is given back to its producer when dropped.
 struct Owned(NonNull<ManagedTensor>);
 
@@ -120,26 +196,15 @@ unsafe fn extent(device: &Device, tensor: &Tensor) -> Result<(u64, u64), ImportE
     if tensor.device.kind != DEVICE_CUDA || index != Some(device.info().index) {
         return Err(ImportError::NotOfDevice);
     }
-    let dimensions = usize::try_from(tensor.dimensions).ok();
-    let dimensions = dimensions.filter(|count| *count <= DIMENSIONS_MAX);
-    let dimensions = dimensions.ok_or(ImportError::Malformed)?;
     // SAFETY: passed on from the caller.
-    let shape = unsafe { list(tensor.shape, dimensions) }.ok_or(ImportError::Malformed)?;
+    let extents = unsafe { tensor.extents() }.ok_or(ImportError::Malformed)?;
     // SAFETY: passed on from the caller.
-    let strides = unsafe { list(tensor.strides, dimensions) };
-    if strides.is_some_and(|strides| !is_dense(shape, strides)) {
+    if !unsafe { tensor.is_dense() } {
         return Err(ImportError::NotContiguous);
     }
-    let bits = u64::from(tensor.element.bits) * u64::from(tensor.element.lanes);
-    let elements = shape.iter().try_fold(1u64, |all, extent| {
-        all.checked_mul(u64::try_from(*extent).ok()?)
-    });
-    let len = elements
-        .and_then(|elements| elements.checked_mul(bits))
-        .map(|bits| bits.div_ceil(8))
-        .ok_or(ImportError::Malformed)?;
-    let address = (tensor.data.addr() as u64).checked_add(tensor.offset_bytes);
-    Ok((address.ok_or(ImportError::Malformed)?, len))
+    let len = tensor.len_bytes(extents).ok_or(ImportError::Malformed)?;
+    let address = tensor.address().ok_or(ImportError::Malformed)?;
+    Ok((address, len))
 }
 
 /// A list, if there is one.
@@ -298,5 +363,8 @@ mod tests {
         assert_eq!(size_of::<ManagedTensor>(), 64);
         assert_eq!(std::mem::offset_of!(Tensor, shape), 24);
         assert_eq!(std::mem::offset_of!(ManagedTensor, deleter), 56);
+        assert_eq!(size_of::<ManagedTensorVersioned>(), 80);
+        assert_eq!(std::mem::offset_of!(ManagedTensorVersioned, deleter), 16);
+        assert_eq!(std::mem::offset_of!(ManagedTensorVersioned, tensor), 32);
     }
 }

@@ -11,6 +11,7 @@
 //! | `store` | `NativeStore`: what can be asked |
 //! | `objects` | objects from and to memory of the program |
 //! | `memory` | that memory, lent by address |
+//! | `tensor` | `Given`: memory of tensors, by DLPack |
 //! | `opening` | members and clients come into being |
 //! | `owned` | what has threads, until it is closed, and for its own process |
 //! | `engine` | `NativeEngine`: transfers between memory here and of peers |
@@ -34,6 +35,7 @@ mod p2p;
 mod queue;
 mod reserving;
 mod store;
+mod tensor;
 mod waiting;
 
 use pyo3::prelude::*;
@@ -47,7 +49,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(opening::rdma_devices, module)?)?;
     p2p::add_to(module)?;
     module.add_function(wrap_pyfunction!(memory::is_of_device, module)?)?;
-    module.add_function(wrap_pyfunction!(memory::meeting_stream, module)?)?;
+    module.add_class::<tensor::Given>()?;
     module.add_class::<queue::NativeQueue>()?;
     module.add_class::<reserving::NativeReservation>()?;
     module.add_class::<coordinator::NativeCoordinator>()?;

@@ -119,12 +119,6 @@ pub(crate) fn is_of_device(address: usize) -> bool {
     locate(address as u64).is_some()
 }
 
-/// The handle of a stream in which a producer puts what is to come before its memory is used.
-#[pyfunction]
-pub(crate) fn meeting_stream(device: usize) -> usize {
-    lunette_gpu::meeting_stream(device).handle()
-}
-
 impl Loans {
     /// `len` bytes of the host's at `address`; `None` if nothing is mapped at some of them, there are none, or they are a
     /// device's.

@@ -10,9 +10,10 @@ import time
 
 import lunette
 import pytest
-from lunette import _dlpack
+from lunette._native import Given
 from lunette.aio import AsyncStore
 from mooncake.store import MooncakeDistributedStore
+from producers import Producer, Versioned, exchange, table
 
 cuda = ctypes.CDLL("libcuda.so.1")
 for name, kinds in {
@@ -106,36 +107,43 @@ def side_by_side(count):
         done(cuda.cuMemRelease(handle))
 
 
-class Tensor:
+class Tensor(Producer):
     """A tensor of bytes on the device, and what it was asked for. Its stream is the default one, if not another."""
 
     def __init__(self, memory, size, offset=0, kind=2, current=1, **differs):
-        self.kept, self.kind, self.deleted, self.streams = memory, kind, 0, []
-        self.current = current
-        self.shape = (ctypes.c_int64 * 1)(size)
-        self.deleter = _dlpack._DELETER(self.delete)
-        self.managed = _dlpack._Managed(deleter=self.deleter)
-        tensor = self.managed.tensor
-        tensor.data, tensor.offset, tensor.dimensions, tensor.shape = memory.at, offset, 1, self.shape
-        tensor.device_kind, tensor.bits, tensor.lanes = kind, 8, 1
-        for name, value in differs.items():
-            setattr(tensor, name, value)
-
-    def delete(self, _managed):
-        self.deleted += 1
-
-    def __dlpack_device__(self):
-        return (self.kind, 0)
+        super().__init__(memory.at, size, kind, offset=offset, **differs)
+        self.kept, self.current, self.streams = memory, current, []
 
     def __dlpack__(self, *, stream=None):
         self.streams.append(stream)
         if stream != self.current:
             with event_in(self.current) as event:
                 done(cuda.cuStreamWaitEvent(stream, event, 0))
-        new = ctypes.pythonapi.PyCapsule_New
-        new.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        new.restype = ctypes.py_object
-        return new(ctypes.addressof(self.managed), b"dltensor", None)
+        return super().__dlpack__()
+
+
+def _working(kind, number, out):
+    assert (kind, number) == (2, 0)
+    out[0] = Exchanged.working
+    return 0
+
+
+class Exchanged(Tensor, Versioned):
+    """One whose type has a table. Its stream is the one in which its library works now, whichever tensor is asked for."""
+
+    working = 0
+    __dlpack_c_exchange_api__ = exchange(table(working=_working))
+
+    def __init__(self, *what, current=0, **differs):
+        super().__init__(*what, current=current, **differs)
+        type(self).working = current
+
+    def delete(self):
+        super().delete()
+        Exchanged.working = 0
+
+
+WAYS = pytest.mark.parametrize("tensor_of", [Tensor, Exchanged])
 
 
 @pytest.fixture(autouse=True)
@@ -315,34 +323,38 @@ def test_allocations_side_by_side_are_one_range(dropin, key):
         assert dropin.unregister_buffer(at) == 0
 
 
-def test_tensors_on_a_device_are_values_and_room(store, key):
+@WAYS
+def test_tensors_on_a_device_are_values_and_room(store, key, tensor_of):
     value = random.Random(6).randbytes(100_000)
     memory = Memory(100_000)
     memory.set(value)
-    tensor = Tensor(memory, 90_000, 10)
-    assert store.put(key, tensor)
-    # The producer has put what it has still to do before a stream that is for nothing else.
-    assert tensor.streams[-1] not in (0, 1, 2) and tensor.deleted == 1
+    tensor = tensor_of(memory, 90_000, 10)
+    assert store.put(key, tensor) and tensor.deleted == 1
+    if tensor_of is Exchanged:
+        assert (tensor.exported, tensor.streams) == (1, [])
+    else:
+        # The producer has put what it has still to do before a stream that is for nothing else.
+        assert tensor.streams[-1] not in (0, 1, 2)
     assert store.get(key) == value[10:90_010]
     names = [f"{key}/{n}" for n in range(3)]
-    parts = [Tensor(memory, 1000), bytearray(value[:50]), Tensor(memory, 7, 5)]
+    parts = [tensor_of(memory, 1000), bytearray(value[:50]), tensor_of(memory, 7, 5)]
     assert store.put_all(zip(names, parts)) == [True] * 3
     memory.set(bytes(100_000))
-    rooms = [Tensor(memory, 1000, 1000), bytearray(50), Tensor(memory, 8)]
+    rooms = [tensor_of(memory, 1000, 1000), bytearray(50), tensor_of(memory, 8)]
     assert store.get_all_into(zip(names, rooms)) == [1000, 50, 7]
     assert memory.get(3000) == value[5:12] + bytes(993) + value[:1000] + bytes(1000)
     assert rooms[1] == value[:50]
-    assert store.get_ranges_into(key, [(5, Tensor(memory, 10)), (0, bytearray(3))]) == 13
+    assert store.get_ranges_into(key, [(5, tensor_of(memory, 10)), (0, bytearray(3))]) == 13
     assert memory.get(10) == value[15:25]
     with store.reserve(key + "/reserved", 20) as room:
-        room.write(10, Tensor(memory, 10))
+        room.write(10, tensor_of(memory, 10))
         room.write(0, bytes(10))
         assert room.commit()
     assert store.get(key + "/reserved") == bytes(10) + value[15:25]
-    with store.register(Tensor(memory, 100_000)):
-        assert store.get_into(key, Tensor(memory, 100_000)) == 90_000
+    with store.register(tensor_of(memory, 100_000)):
+        assert store.get_into(key, tensor_of(memory, 100_000)) == 90_000
     assert memory.get(90_000) == value[10:90_010]
-    assert all(part.deleted == 1 for part in (*parts, *rooms) if isinstance(part, Tensor))
+    assert all(part.deleted == 1 for part in (*parts, *rooms) if not isinstance(part, bytearray))
 
 
 def test_arrays_are_told_by_the_other_interface(store, key):
@@ -390,55 +402,94 @@ def asyncio_queue(_store):
     return lunette.aio._running().queue
 
 
-def test_copies_come_behind_what_streams_have_to_do(store, key):
+@pytest.fixture
+def stream():
+    stream = ctypes.c_void_p()
+    done(cuda.cuStreamCreate(ctypes.byref(stream), 1))
+    yield stream.value
+    done(cuda.cuStreamDestroy_v2(stream))
+
+
+@WAYS
+@pytest.mark.parametrize("is_default", [True, False])
+def test_copies_come_behind_what_streams_have_to_do(store, key, stream, tensor_of, is_default):
     size, last = 4 * MIB, random.Random(9).randbytes(4 * MIB)
     memory = Memory(size)
     filled = [ctypes.create_string_buffer(bytes([n]) * size, size) for n in range(20)]
     filled.append(ctypes.create_string_buffer(last, size))
+    current = 1 if is_default else stream
+    # A library tells the default stream by its other name.
+    told = 0 if is_default and tensor_of is Exchanged else current
     for source in filled:
-        done(cuda.cuMemcpyAsync(memory.at, source, size, 1))
-    assert store.put(key, Tensor(memory, size))
+        done(cuda.cuMemcpyAsync(memory.at, source, size, current))
+    assert store.put(key, tensor_of(memory, size, current=told))
     assert store.get(key) == last
     for source in filled:
-        done(cuda.cuMemcpyAsync(memory.at, source, size, 1))
-    assert store.upsert(key + "/short", b"abc") and store.get_into(key + "/short", Tensor(memory, size)) == 3
+        done(cuda.cuMemcpyAsync(memory.at, source, size, current))
+    assert store.upsert(key + "/short", b"abc")
+    assert store.get_into(key + "/short", tensor_of(memory, size, current=told)) == 3
     assert memory.get(size) == b"abc" + last[3:]
 
 
-def test_copies_do_not_wait_for_what_other_streams_have_to_do(store, key):
+@WAYS
+def test_copies_do_not_wait_for_what_other_streams_have_to_do(store, key, stream, tensor_of):
     size, count = 4 * MIB, 4000
     memory, others = Memory(size), Memory(size)
     value = random.Random(10).randbytes(size)
     memory.set(value)
-    assert store.put(key + "/first", Tensor(memory, size)), "what is needed once is there"
-    stream = ctypes.c_void_p()
-    done(cuda.cuStreamCreate(ctypes.byref(stream), 1))
+    assert store.put(key + "/first", tensor_of(memory, size)), "what is needed once is there"
     # As a model that has the default stream. Of memory that is not pinned a driver copies much before it returns.
     beside = ctypes.c_void_p()
     done(cuda.cuMemHostAlloc(ctypes.byref(beside), ctypes.c_size_t(size), 0))
     for _ in range(count):
         done(cuda.cuMemcpyAsync(others.at, beside, size, 1))
     with event_in(1) as last:
-        assert store.put(key, Tensor(memory, size, current=stream.value))
+        assert store.put(key, tensor_of(memory, size, current=stream))
         assert cuda.cuEventQuery(last) == 600, "the others are not done yet"
         assert store.get(key) == value
         while cuda.cuEventQuery(last) == 600:
             time.sleep(0.01)
     done(cuda.cuMemFreeHost(beside))
-    done(cuda.cuStreamDestroy_v2(stream))
 
 
-def test_what_cannot_be_used_is_refused(store, key):
+def test_the_stream_is_the_one_that_a_library_tells(stream):
+    memory = Memory(100)
+    # That of each thread would be another one where it is waited for.
+    for told, expected in ((0, 1), (1, 1), (2, 1), (stream, stream)):
+        for size in (100, 0):
+            assert Given(Exchanged(memory, size, current=told), True).after == [expected]
+    host = ctypes.create_string_buffer(100)
+    here = type("Here", (), {"at": ctypes.addressof(host)})
+    assert Given(Exchanged(here, 100, kind=1), True).after == []
+
+
+def test_a_library_that_tells_no_stream_is_not_waited_for(store, key):
+    memory = Memory(100)
+    silent = table(working=lambda _kind, _number, _out: -1)
+    tensor = type("Silent", (Exchanged,), {"__dlpack_c_exchange_api__": exchange(silent)})(memory, 100)
+    with pytest.raises(SystemError):
+        store.put(key, tensor)
+    assert (tensor.exported, tensor.asked, tensor.deleted) == (1, 0, 1)
+
+
+@WAYS
+def test_what_cannot_be_used_is_refused(store, key, tensor_of):
     memory = Memory(100)
     host = ctypes.create_string_buffer(100)
     strided = (ctypes.c_int64 * 1)(2)
     here = type("Here", (), {"at": ctypes.addressof(host)})
-    for wrong in (Tensor(memory, 50, strides=strided), Tensor(here, 50), Tensor(memory, 50, kind=13)):
+    for differs in ((memory, 50, 0, 2, strided), (here, 50, 0, 2, None), (memory, 50, 0, 13, None)):
+        *what, strides = differs
         for ask in (store.put, store.get_into):
+            wrong = tensor_of(*what, strides=strides)
             with pytest.raises(ValueError):
                 ask(key, wrong)
+            assert wrong.deleted == wrong.asked + wrong.exported
+    beyond = tensor_of(memory, 101)
     with pytest.raises(lunette.Invalid):
-        store.put(key, Tensor(memory, 101))
+        store.put(key, beyond)
+    gc.collect()
+    assert beyond.deleted == 1
 
 
 def test_what_fails_of_a_device_is_told(store, key):

@@ -81,6 +81,13 @@ def test_parts_of_tensors_are_where_they_lie(store, key):
     with pytest.raises(Exception, match="grad"):
         store.put(key + "/wrong", learns)
     assert store.put(key + "/right", learns.detach())
+    numbers = torch.ones(10, dtype=torch.complex64, device="cuda")
+    with pytest.raises(Exception, match="conjugate"):
+        store.put(key + "/wrong", numbers.conj())
+    assert store.put(key + "/numbers", numbers)
+    # Of a type that inherits.
+    learned = torch.nn.Parameter(anything(1000, kind=torch.float32), requires_grad=False)
+    assert store.put(key + "/learned", learned) and store.get(key + "/learned") == bytes_of(learned)
 
 
 def test_copies_come_behind_what_streams_have_to_do(store, key):

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from ._cuda_array import Producer as ShownProducer
 from ._cuda_array import Shown
-from ._dlpack import Given, Producer
+from ._native import Given
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer, TypeGuard
+
+
+class Producer(Protocol):
+    """A tensor of any library."""
+
+    def __dlpack__(self, **kwargs: Any) -> object: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
 
 # Address, length in bytes, and what has to be kept for as long as they are used.
 Lent = tuple[int, int, object]
@@ -78,7 +86,12 @@ def _of(view: memoryview) -> Lent:
 
 def is_tensor(value: Memory) -> TypeGuard[Producer]:
     """Whether DLPack is the way to its memory: buffers have a shorter one."""
-    if isinstance(value, (bytearray, memoryview)) or not hasattr(value, "__dlpack__"):
+    if isinstance(value, (bytearray, memoryview)):
+        return False
+    if hasattr(type(value), "__dlpack_c_exchange_api__"):
+        # As a rule it is no buffer: to be told so would be an exception, raised and caught, which takes longer than this way.
+        return True
+    if not hasattr(value, "__dlpack__"):
         return False
     try:
         memoryview(value)  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._cuda_array import DeviceView, Shown
-from ._dlpack import Given
-from ._memory import is_tensor, readable, writable
+from ._memory import readable, writable
+from ._native import Given
 
 if TYPE_CHECKING:
     from ._memory import Memory
@@ -83,11 +83,10 @@ def lying(value: Memory, *, is_written: bool) -> Lying:
     if isinstance(kept, Shown):
         dtype = _of_kind(kept.kind, kept.item_bytes)
         return Lying(address, size, kept, dtype, kept.shape, False)
-    if is_tensor(value):
-        given = kept if isinstance(kept, Given) else Given(value)
-        code, bits, lanes = given.element
+    if isinstance(kept, Given):
+        code, bits, lanes = kept.element
         dtype = _OF_DLPACK.get((code, bits)) if lanes == 1 else None
-        return Lying(address, size, kept, dtype, given.shape, False)
+        return Lying(address, size, kept, dtype, kept.shape, False)
     view = memoryview(value)  # type: ignore[arg-type]
     dtype = _of_format(view)
     is_plain = dtype == "U8" and view.ndim == 1 and not hasattr(value, "__array_interface__")
