@@ -39,7 +39,7 @@ mod tests {
             look(&device).await;
             assert!(device.kernel_wait() < LOOK_PERIOD, "there is room");
             machine.inject(0, Fault::Crowded { wait: WAIT });
-            for _ in 0..6 {
+            for _ in 0..12 {
                 look(&device).await;
             }
             let known = device.kernel_wait();
@@ -50,7 +50,7 @@ mod tests {
                     wait: Duration::ZERO,
                 },
             );
-            for _ in 0..6 {
+            for _ in 0..20 {
                 look(&device).await;
             }
             assert!(device.kernel_wait() < WAIT / 50);

@@ -15,7 +15,7 @@ const COPIED_BYTE_PS: u64 = 20;
 /// What a core takes to sum a byte before one was timed: 12.5 GB/s.
 const SUMMED_BYTE_PS: u64 = 80;
 /// A kernel may take so much longer than a core, as that many times of hundred: a core that sums does nothing else.
-const KERNEL_PERCENT: u64 = 150;
+const KERNEL_PERCENT: u64 = 125;
 
 /// When this core would have summed something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,13 +89,13 @@ mod tests {
         let table = [
             (64 * 1024, Sum::Beside, 0, false),
             (KERNEL_FROM_BYTES, Sum::Beside, 0, true),
-            (KERNEL_FROM_BYTES, Sum::Beside, 30, false),
-            (MIB, Sum::Beside, 100, true),
-            (MIB, Sum::Beside, 110, false),
-            (MIB, Sum::Behind, 130, true),
-            (MIB, Sum::Behind, 140, false),
-            (4 * MIB, Sum::Beside, 400, true),
-            (4 * MIB, Sum::Beside, 450, false),
+            (KERNEL_FROM_BYTES, Sum::Beside, 20, false),
+            (MIB, Sum::Beside, 80, true),
+            (MIB, Sum::Beside, 90, false),
+            (MIB, Sum::Behind, 105, true),
+            (MIB, Sum::Behind, 115, false),
+            (4 * MIB, Sum::Beside, 330, true),
+            (4 * MIB, Sum::Beside, 350, false),
             (usize::MAX, Sum::Behind, u64::MAX, true),
         ];
         for (bytes, sum, us, expected) in table {
@@ -109,15 +109,15 @@ mod tests {
         let summing = Summing::new();
         // Too little to tell.
         summing.summed(TELLS_FROM_BYTES - 1, Duration::from_secs(1));
-        assert!(summing.is_for_kernel(MIB, Sum::Beside, wait(100)));
+        assert!(summing.is_for_kernel(MIB, Sum::Beside, wait(80)));
         for _ in 0..40 {
             summing.summed(4 * MIB, wait(168));
         }
-        assert!(!summing.is_for_kernel(MIB, Sum::Beside, wait(60)));
-        assert!(summing.is_for_kernel(MIB, Sum::Beside, wait(30)));
+        assert!(!summing.is_for_kernel(MIB, Sum::Beside, wait(50)));
+        assert!(summing.is_for_kernel(MIB, Sum::Beside, wait(20)));
         for _ in 0..40 {
             summing.summed(4 * MIB, wait(1000));
         }
-        assert!(summing.is_for_kernel(MIB, Sum::Beside, wait(300)));
+        assert!(summing.is_for_kernel(MIB, Sum::Beside, wait(250)));
     }
 }
