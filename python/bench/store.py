@@ -1,7 +1,7 @@
 """`mooncake.store` of this wheel beside Mooncake's own: the same calls, in the same run, on the same CPUs.
 
     python store.py --theirs OTHER/bin/python [--rounds 5] [--cpus 0,1] [--sizes 4096,65536]
-        [--mode local,remote,tcp] [--pause-us 0] [--busy] [--gpu]
+        [--mode local,remote,tcp] [--pause-us 0] [--objects-max 1024] [--busy] [--gpu]
 
 All processes of either wheel are pinned to these CPUs, and only one of the wheels has something to do at a time.
 
@@ -13,8 +13,8 @@ the two in each round (more than 1: this wheel is ahead), and the share of time 
 same, and all bytes go over TCP, as Mooncake's do anyway.
 
 With a pause, calls are paced: each begins so long after the one before it has ended, and what had something to do has gone
-to sleep. With `--busy`, another thread of the process that measures runs Python all the time. With `--gpu`, what is put and
-got into is memory of a GPU, of torch's.
+to sleep. Of no more than `--objects-max` objects in a round that takes less time. With `--busy`, another thread of the process
+that measures runs Python all the time. With `--gpu`, what is put and got into is memory of a GPU, of torch's.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ BATCHES = (
 class Worker:
     """One wheel, in the process that measures."""
 
-    def __init__(self, mode: str, master: str, pause_s: float, is_gpu: bool) -> None:
+    def __init__(self, mode: str, master: str, pause_s: float, is_gpu: bool, objects_max: int) -> None:
         from mooncake.store import MooncakeDistributedStore
 
         self.store = MooncakeDistributedStore()
         memory = MEMORY_BYTES if mode == "local" else 0
         code = self.store.setup("127.0.0.1", "P2PHANDSHAKE", memory, 256 << 20, "tcp", "", master)
         assert code == 0, code
-        self.pause_s = pause_s
+        self.pause_s, self.objects_max = pause_s, objects_max
         self.bytes, self.at = of_gpu() if is_gpu else of_host()
         assert self.store.register_buffer(self.at, BUFFER_BYTES) == 0
         self.turn = 0
@@ -69,7 +69,8 @@ class Worker:
 
     def calls(self, row: str, size: int):
         """The keys, what is called for each, and what it answers."""
-        store, count = self.store, CALLS[size]
+        # Whole batches.
+        store, count = self.store, max(BATCH[size], min(CALLS[size], self.objects_max))
         self.turn += 1
         keys = [f"{os.getpid()}/{self.turn}/{index}" for index in range(count)]
         places = self.places(count, size)
@@ -147,9 +148,9 @@ def run_always() -> None:
         count += 1
 
 
-def work(mode: str, master: str, pause_us: str, is_busy: str, memory: str) -> None:
+def work(mode: str, master: str, pause_us: str, is_busy: str, memory: str, objects_max: str) -> None:
     """Measures rows that standard input names, until it ends."""
-    worker = Worker(mode, master, float(pause_us) / 1e6, memory == "gpu")
+    worker = Worker(mode, master, float(pause_us) / 1e6, memory == "gpu", int(objects_max))
     if is_busy == "busy":
         threading.Thread(target=run_always, daemon=True).start()
     print("ready", flush=True)
@@ -214,6 +215,7 @@ class Side:
             self.children.append(Child([python, str(HERE), "own", address], cpus, mode))
             self.children[0].line()
         how = [str(given.pause_us), "busy" if given.busy else "alone", "gpu" if given.gpu else "host"]
+        how.append(str(given.objects_max))
         self.worker = Child([python, str(HERE), "work", mode, address, *how], cpus, mode)
         self.worker.line()
         self.children.append(self.worker)
@@ -301,6 +303,7 @@ def main() -> None:
     flags.add_argument("--rows", default="", help="only those whose name has this")
     flags.add_argument("--mode", default="local,remote")
     flags.add_argument("--pause-us", type=int, default=0)
+    flags.add_argument("--objects-max", type=int, default=max(CALLS.values()))
     flags.add_argument("--busy", action="store_true")
     flags.add_argument("--gpu", action="store_true")
     given = flags.parse_args()
