@@ -45,20 +45,28 @@ impl Device {
             return;
         }
         change(crowd, |crowd| crowd.begin(time::now()));
-        let began = self.inner().begin_look();
-        let crowd = Rc::clone(crowd);
-        drop(spawn_local(async move {
-            let is_well = match began {
-                Ok(look) => look.await.0.is_ok(),
-                Err(_) => false,
-            };
-            change(&crowd, |crowd| crowd.end(time::now(), is_well));
-        }));
+        let looking = Looking(Rc::clone(crowd));
+        if let Ok(look) = self.inner().begin_look() {
+            drop(spawn_local(async move {
+                if look.await.0.is_ok() {
+                    change(&looking.0, |crowd| crowd.end(time::now()));
+                }
+            }));
+        }
     }
 
     /// This core did something for so long without a look at its devices: a look that was under way may have ended meanwhile.
     pub fn was_away(&self, time: Duration) {
         change(&self.inner().looks().crowd, |crowd| crowd.was_away(time));
+    }
+}
+
+/// A look that is under way. One that is dropped before its end, as where a core takes no more tasks, is given up.
+struct Looking(Rc<Flag<Crowd>>);
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        change(&self.0, Crowd::give_up);
     }
 }
 

@@ -5,8 +5,8 @@
 //! then, which is a kernel that does nothing, beside all streams; what it takes longer than by itself, others wait as well.
 //!
 //! ```text
-//!             is_due                       end
-//!   no look ----------> one is under way ------> no look for LOOK_PERIOD
+//!             is_due                    end, give_up
+//!   no look ----------> one is under way ----------> no look for LOOK_PERIOD
 //!                              |
 //!                              +-- was_away: the core could not have seen its end
 //! ```
@@ -70,24 +70,29 @@ impl Crowd {
         }
     }
 
-    /// The look has ended; if it failed, it says nothing.
+    /// The look has ended well.
     ///
     /// # Panics
     /// If none is under way.
-    pub fn end(&mut self, now: Time, is_well: bool) {
+    pub fn end(&mut self, now: Time) {
         let look = self.look.take().expect("a look is under way");
         self.looked_at = Some(now);
-        if is_well {
-            let took = now.since(look.began_at);
-            let waited = took.saturating_sub(LOOK_COST.saturating_add(look.away));
-            // It may have come upon the beginning of what is running, or its end. And a core that does much else sees the end
-            // late, now and then: what one look alone has found is not believed.
-            let [before, one_before] = self.last;
-            let middle = waited
-                .max(before.min(one_before))
-                .min(before.max(one_before));
-            self.wait = (self.wait * 3 + middle) / 4;
-            self.last = [waited, before];
+        let took = now.since(look.began_at);
+        let waited = took.saturating_sub(LOOK_COST.saturating_add(look.away));
+        // It may have come upon the beginning of what is running, or its end. And a core that does much else sees the end
+        // late, now and then: what one look alone has found is not believed.
+        let [before, one_before] = self.last;
+        let middle = waited
+            .max(before.min(one_before))
+            .min(before.max(one_before));
+        self.wait = (self.wait * 3 + middle) / 4;
+        self.last = [waited, before];
+    }
+
+    /// If a look is under way, nobody is told of its end: it says nothing.
+    pub fn give_up(&mut self) {
+        if let Some(look) = self.look.take() {
+            self.looked_at = Some(look.began_at);
         }
     }
 }
@@ -103,7 +108,7 @@ mod tests {
         crowd.begin(*now);
         crowd.was_away(away);
         *now = *now + waits.max(away) + LOOK_COST;
-        crowd.end(*now, true);
+        crowd.end(*now);
         *now = *now + LOOK_PERIOD;
     }
 
@@ -147,7 +152,7 @@ mod tests {
         crowd.begin(now);
         assert!(!crowd.is_due(now + LOOK_PERIOD * 10));
         let ended_at = now + LOOK_PERIOD * 10;
-        crowd.end(ended_at, true);
+        crowd.end(ended_at);
         assert!(!crowd.is_due(ended_at + (LOOK_PERIOD - Duration::from_nanos(1))));
         assert!(crowd.is_due(ended_at + LOOK_PERIOD));
     }
@@ -168,10 +173,13 @@ mod tests {
     #[test]
     fn what_failed_says_nothing_and_is_tried_again_later() {
         let mut crowd = Crowd::default();
-        crowd.begin(Time::ZERO);
-        let now = Time::ZERO + WAIT;
-        crowd.end(now, false);
+        for _ in 0..4 {
+            crowd.begin(Time::ZERO);
+            crowd.give_up();
+        }
         assert_eq!(crowd.wait(), Duration::ZERO);
-        assert!(!crowd.is_due(now) && crowd.is_due(now + LOOK_PERIOD));
+        let almost = Time::ZERO + (LOOK_PERIOD - Duration::from_nanos(1));
+        assert!(!crowd.is_due(almost) && crowd.is_due(Time::ZERO + LOOK_PERIOD));
+        crowd.give_up();
     }
 }

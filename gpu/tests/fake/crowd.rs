@@ -8,7 +8,7 @@ mod tests {
     use lunette_gpu::fake::{FakeMachine, FakeOptions, Fault};
     use lunette_gpu::proto::crowd::LOOK_PERIOD;
     use lunette_runtime::sim::{World, WorldOptions};
-    use lunette_runtime::{CoreOptions, time};
+    use lunette_runtime::{CoreOptions, can_spawn, spawn_local, time};
 
     const WAIT: Duration = Duration::from_millis(8);
 
@@ -86,6 +86,24 @@ mod tests {
             time::sleep(WAIT).await;
             drop(device);
             assert_eq!(machine.counts().allocations, 0);
+        });
+    }
+
+    #[test]
+    fn a_core_that_takes_no_more_tasks_looks_later() {
+        in_a_world(|machine, device| async move {
+            look(&device).await;
+            machine.inject(0, Fault::Crowded { wait: WAIT });
+            while can_spawn() {
+                drop(spawn_local(time::sleep(WAIT)));
+            }
+            device.look();
+            time::sleep(WAIT * 2).await;
+            for _ in 0..2 {
+                assert!(device.kernel_wait() < WAIT / 8);
+                look(&device).await;
+            }
+            assert!(device.kernel_wait() > WAIT / 8, "two were had");
         });
     }
 
