@@ -7,7 +7,8 @@ All processes of either wheel are pinned to these CPUs, and only one of the whee
 
 Each row is measured in rounds. In each round both wheels make its calls, one after the other, and the order changes
 from round to round. A line tells the median over the rounds of what a call takes at its median under either, the ratio of
-the two in each round (more than 1: this wheel is ahead), and the share of time that the host took away meanwhile.
+the two in each round (more than 1: this wheel is ahead), in how many it was ahead, and the share of time that the host took away
+meanwhile. `store.py --table LINES` prints such lines as tables.
 
 `local`: the objects are in the memory of the process itself. `remote`: in that of another process of this host. `tcp`: the
 same, and all bytes go over TCP, as Mooncake's do anyway.
@@ -280,6 +281,7 @@ def compare(mode: str, given: argparse.Namespace) -> None:
                         "theirs_us": round(statistics.median(took["theirs"]), 1),
                         "ratio": round(statistics.median(ratios), 2),
                         "ratios": [round(min(ratios), 2), round(max(ratios), 2)],
+                        "ahead": sum(ratio > 1 for ratio in ratios),
                         "steal": round((after[0] - before[0]) / max(1, after[1] - before[1]), 3),
                     }
                 ),
@@ -289,7 +291,32 @@ def compare(mode: str, given: argparse.Namespace) -> None:
         side.end()
 
 
+def told(number: float) -> str:
+    """To three digits."""
+    return f"{number:,.0f}" if number >= 99.95 else f"{number:.1f}"
+
+
+def tables(lines: Path) -> None:
+    """Prints measured lines as tables, one for each mode: what a call takes, and the median and the range of the ratios."""
+    modes: dict[str, dict[str, dict[int, str]]] = {}
+    for line in map(json.loads, lines.read_text().splitlines()):
+        least, most = line["ratios"]
+        cell = f"{told(line['ours_us'])} us, {line['ratio']:.1f} ({least:.1f} - {most:.1f})"
+        modes.setdefault(line["mode"], {}).setdefault(line["row"], {})[line["bytes"]] = cell
+    for mode, rows in modes.items():
+        sizes = sorted({size for cells in rows.values() for size in cells})
+        names = [f"{size >> 20} MiB" if size >> 20 else f"{size >> 10} KiB" for size in sizes]
+        print(f"| {mode} |", " | ".join(names), "|")
+        print("|---" * (len(sizes) + 1) + "|")
+        for row, cells in rows.items():
+            print(f"| `{row}` |", " | ".join(cells.get(size, "") for size in sizes), "|")
+        print()
+
+
 def main() -> None:
+    if sys.argv[1:2] == ["--table"]:
+        tables(Path(sys.argv[2]))
+        return
     if sys.argv[1:2] == ["work"]:
         work(*sys.argv[2:])
     if sys.argv[1:2] == ["own"]:
