@@ -17,7 +17,7 @@ use lunette_gpu::dlpack::{
     Version,
 };
 use lunette_gpu::{EngineStream, locate, meeting_stream};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PySystemError, PyTypeError, PyValueError};
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use pyo3::{ffi, intern, prelude::*};
 
@@ -214,12 +214,18 @@ fn known(managed: NonNull<ManagedTensorVersioned>) -> PyResult<()> {
     Err(PyValueError::new_err(told))
 }
 
+/// What a function of C has raised, that says that it has.
+fn raised(py: Python<'_>) -> PyErr {
+    let told = || PySystemError::new_err("a function failed, and did not say why");
+    PyErr::take(py).unwrap_or_else(told)
+}
+
 /// Says of a capsule that it is used, so that its destructor leaves the tensor to us.
 fn rename(capsule: &Bound<'_, PyCapsule>, name: &'static CStr) -> PyResult<()> {
     // SAFETY: it is a capsule, which lives for this call, and the name stays, as it must for as long as the capsule does.
     let code = unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), name.as_ptr()) };
     if code != 0 {
-        return Err(PyErr::fetch(capsule.py()));
+        return Err(raised(capsule.py()));
     }
     Ok(())
 }
@@ -273,7 +279,7 @@ impl Exchange {
         // live object of the type that has the table, and room for one pointer. Ends with the call.
         let code = unsafe { (self.export)(producer.as_ptr().cast(), &raw mut managed) };
         if code != 0 {
-            return Err(PyErr::fetch(producer.py()));
+            return Err(raised(producer.py()));
         }
         let managed = NonNull::new(managed);
         let managed = managed.ok_or_else(|| PyTypeError::new_err("there is no tensor of it"))?;
@@ -291,7 +297,7 @@ impl Exchange {
         // SAFETY: as of `take`, with room for one pointer. Ends with the call.
         let code = unsafe { (self.working)(device.kind, device.index, &raw mut stream) };
         if code != 0 {
-            return Err(PyErr::fetch(py));
+            return Err(raised(py));
         }
         // Null is CUDA's other name of the default stream, which torch works in unless it is told otherwise. That of each thread would
         // be that of a core where it is waited for: the device's default one waits for it, whichever thread's it is.
