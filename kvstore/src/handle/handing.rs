@@ -164,18 +164,18 @@ impl Handing {
         let is_anywhere = options.preferred.is_empty() && !options.is_same_node;
         let is_valid = options.check().is_ok() && is_anywhere;
         for object in std::mem::take(&mut self.left) {
-            let len_bytes = object.len_bytes();
-            let is_short = len_bytes <= HANDED_BYTES_MAX;
-            let is_of_device = are_of_device(&object.value);
-            if !(is_valid && is_short && parts_of(len_bytes, options) == Ok(None)) {
-                self.others.push(object);
-            } else if !is_of_device {
-                self.left.push(object);
-            } else if len_bytes > 0 && self.lane_of(&object.key).is_some() {
-                self.of_devices.push(object);
-            } else {
-                self.others.push(object);
-            }
+            let (len_bytes, value) = (object.len_bytes(), &object.value);
+            let is_whole =
+                len_bytes <= HANDED_BYTES_MAX && parts_of(len_bytes, options) == Ok(None);
+            let is_copied = len_bytes > 0
+                && value.iter().all(Lent::is_of_device)
+                && self.lane_of(&object.key).is_some();
+            let list = match (is_valid && is_whole, are_of_device(value)) {
+                (true, false) => &mut self.left,
+                (true, true) if is_copied => &mut self.of_devices,
+                _ => &mut self.others,
+            };
+            list.push(object);
         }
     }
 

@@ -24,12 +24,12 @@
 //! | `piece` | memory of devices and of this host, and the copies between it and rooms |
 //! | `seen` | objects that are got from where they lie |
 //! | `placed` | objects that are put where they stay |
-//! | `lent` | bytes of a device that threads carry on |
+//! | `lending` | bytes of a device that threads carry on |
 //! | `summing` | who sums what a device copies |
 //! | `long` | objects in parts |
 //! | here | objects in groups |
 
-mod lent;
+mod lending;
 mod long;
 mod piece;
 mod placed;
@@ -53,7 +53,7 @@ use super::{ClusterClient, Fetched, PutOptions, Stored};
 use crate::client::GetFailure;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;
-pub(crate) use lent::Lending;
+pub(crate) use lending::Lending;
 pub(crate) use piece::Piece;
 use piece::{download, len, upload};
 use summing::Summing;
