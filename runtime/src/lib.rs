@@ -16,6 +16,7 @@
 //! | [`spawn_local`], [`spawn_on`] | tasks on this core, tasks on another one |
 //! | [`channel`] | typed messages to a core |
 //! | [`Pending`], [`wait()`] | answers of cores to threads that are none |
+//! | [`this_processor()`], [`asked_from()`] | threads that wait for each other on one processor |
 //! | [`Patience`] | whether such a thread does well to look for its answer before it sleeps |
 //! | [`Scope`], [`Class`] | tasks that end with their owner; tasks by urgency |
 //! | [`fs`] | files, buffered and direct |
@@ -75,6 +76,7 @@ mod peer_memory;
 mod pending;
 mod pool;
 mod process;
+mod processor;
 mod runtime;
 mod signal;
 pub mod sim;
@@ -95,7 +97,7 @@ pub use driver::{
 pub use entropy::entropy;
 pub use executor::{
     Class, CoreCounts, CoreWaker, Idle, JoinError, JoinHandle, SOURCES_MAX, Scope, Source,
-    SourceGuard, Stall, StallWatch, TASKS_MAX,
+    SourceGuard, Stall, StallWatch, TASKS_MAX, asked_from,
 };
 pub use lease::{Lease, Lend, LendRead, LendWrite};
 pub use mesh::{
@@ -107,6 +109,7 @@ pub use patience::Patience;
 pub use peer_memory::PeerMemory;
 pub use pending::{Pending, SPIN, WORK_MAX, wait};
 pub use pool::{BufferPool, POOL_BUFFERS_MAX, POOLS_MAX, PoolError, PooledBytes};
+pub use processor::this_processor;
 pub use runtime::{Answer, CoreOptions, CorePanicked, Placement, Runtime, StartError, block_on};
 pub use signal::Signal;
 pub use watched::Watched;

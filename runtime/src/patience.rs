@@ -21,6 +21,8 @@ const LONG: u32 = 10;
 pub struct Patience {
     score: Cell<u8>,
     not_looked: Cell<u8>,
+    /// The newest answer came while it was looked for.
+    has_paid: Cell<bool>,
 }
 
 impl Default for Patience {
@@ -36,6 +38,7 @@ impl Patience {
         Self {
             score: Cell::new(SCORE_MAX),
             not_looked: Cell::new(0),
+            has_paid: Cell::new(false),
         }
     }
 
@@ -50,8 +53,20 @@ impl Patience {
         if is_tried { longest } else { Duration::ZERO }
     }
 
+    /// The same, but not at all if this thread `is_in_the_way` of who is to answer, who is asked for where no look has shown
+    /// otherwise.
+    pub fn spin_unless(&self, is_in_the_way: impl FnOnce() -> bool, longest: Duration) -> Duration {
+        let spin = self.spin(longest);
+        if spin.is_zero() || self.has_paid.get() || !is_in_the_way() {
+            spin
+        } else {
+            Duration::ZERO
+        }
+    }
+
     /// The answer has come after so long, where it was looked for `spin`.
     pub fn learn(&self, spin: Duration, waited: Duration) {
+        self.has_paid.set(waited < spin);
         let score = self.score.get();
         if spin.is_zero() || waited >= spin * LONG {
             return;
@@ -100,5 +115,28 @@ mod tests {
         assert_eq!(looks(&patience, 4, LATE), 4);
         assert_eq!(looks(&patience, 80, LONG_AFTER), 10);
         assert_eq!(looks(&patience, 7, SOON), 0, "it is tried with the eighth");
+    }
+
+    #[test]
+    fn it_makes_room_for_who_answers_from_its_own_processor() {
+        let patience = Patience::new();
+        let waits = |is_here: bool, took: Duration| {
+            let asked = Cell::new(0);
+            let is_in_the_way = || {
+                asked.set(asked.get() + 1);
+                is_here
+            };
+            let spin = patience.spin_unless(is_in_the_way, SPIN);
+            patience.learn(spin, took);
+            (spin == SPIN, asked.get())
+        };
+        assert_eq!(waits(false, SOON), (true, 1), "nothing is known");
+        assert_eq!(waits(false, SOON), (true, 0), "it pays");
+        assert_eq!(waits(true, LATE), (true, 0), "and then it does not");
+        for _ in 0..20 {
+            assert_eq!(waits(true, SOON), (false, 1));
+        }
+        assert_eq!(waits(false, SOON), (true, 1), "it has left");
+        assert_eq!(waits(false, SOON), (true, 0));
     }
 }

@@ -20,8 +20,8 @@ use crate::driver::{DriverChoice, DriverOptions, ProbeError};
 use crate::executor::{Core, Idle, Stall, StallWatch};
 use crate::mesh::{self, Inbox, MeshError};
 use crate::pending::{SPIN, wait};
-use crate::process;
 use crate::topology::{self, CoreClaim, PinError, TooFewCpus};
+use crate::{process, processor};
 
 /// When a core is asked to stop again that has too many messages waiting.
 const STOP_AGAIN: Duration = Duration::from_millis(1);
@@ -311,6 +311,7 @@ fn run_core(
     let inbox = Arc::clone(&peers[usize::from(index.0)]);
     let _closed = CloseOnExit(inbox);
     process::block_signals();
+    processor::ask_for_short_turns();
     let opened = cpu
         .map_or(Ok(()), topology::pin_current_thread)
         .map_err(StartError::from);

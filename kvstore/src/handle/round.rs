@@ -211,6 +211,17 @@ impl<A: LineSink> Round<A> {
         }
     }
 
+    /// Begins to wait for what comes next.
+    fn lull(&mut self, patience: &'static LocalKey<Patience>, longest: Duration) -> Lull {
+        let mut lines = self.asked.iter_mut();
+        let is_in_the_way = || lines.any(|(line, _)| line.home().line.is_in_the_way());
+        Lull {
+            patience,
+            begun: Instant::now(),
+            spin: patience.with(|patience| patience.spin_unless(is_in_the_way, longest)),
+        }
+    }
+
     /// Blocks this thread until nobody is waited for any more, and no longer than `timeout`; whether that is so. It looks for a
     /// while, where that has paid [lately](Patience), then sleeps.
     pub(super) fn wait(&mut self, timeout: Duration, mut done: impl FnMut(A, Ended)) -> bool {
@@ -218,7 +229,7 @@ impl<A: LineSink> Round<A> {
             return true;
         }
         let begun = Instant::now();
-        let mut lull = Lull::begin(&ASKED, SPIN + self.work);
+        let mut lull = self.lull(&ASKED, SPIN + self.work);
         loop {
             if lull.is_looked_for() {
                 (0..LOOKS).for_each(|_| std::hint::spin_loop());
@@ -232,7 +243,7 @@ impl<A: LineSink> Round<A> {
             }
             if self.until.arrived_bytes != arrived_bytes {
                 lull.end();
-                lull = Lull::begin(&ARRIVING, SPIN);
+                lull = self.lull(&ARRIVING, SPIN);
             }
             if begun.elapsed() >= timeout {
                 return false;
@@ -283,14 +294,6 @@ struct Lull {
 }
 
 impl Lull {
-    fn begin(patience: &'static LocalKey<Patience>, longest: Duration) -> Self {
-        Self {
-            patience,
-            begun: Instant::now(),
-            spin: patience.with(|patience| patience.spin(longest)),
-        }
-    }
-
     /// Whether to look whether something comes, rather than to sleep until it does.
     fn is_looked_for(&self) -> bool {
         self.begun.elapsed() < self.spin

@@ -99,8 +99,14 @@ impl IdleState {
     }
 
     /// Nothing to do at `now`; `worked` if this turn did something. Whether to poll once more
-    /// rather than sleep.
-    pub(super) fn should_spin(&mut self, now: Time, worked: bool) -> bool {
+    /// rather than sleep. `is_in_the_way`, told whether the last spin has paid: whether others that this core waits for cannot
+    /// run while it does.
+    pub(super) fn should_spin(
+        &mut self,
+        now: Time,
+        worked: bool,
+        is_in_the_way: impl FnOnce(bool) -> bool,
+    ) -> bool {
         if worked {
             self.on_work();
         }
@@ -112,7 +118,7 @@ impl IdleState {
         let mut interval = self.idle.unwrap_or_else(|| Interval {
             since: now,
             looked: now,
-            spins: self.begins_with_spin(budget_ns(budget)),
+            spins: self.begins_with_spin(budget_ns(budget)) && !is_in_the_way(self.has_paid),
         });
         interval.looked = now;
         self.idle = Some(interval);
@@ -142,9 +148,13 @@ fn budget_ns(budget: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     const BUDGET: Duration = Duration::from_micros(50);
+    /// Who is waited for runs on another processor.
+    const NOWHERE: fn(bool) -> bool = |_has_paid| false;
 
     fn at_us(us: u64) -> Time {
         Time::from_ns(us * 1000)
@@ -157,13 +167,13 @@ mod tests {
             pass(state, at_us(now_us), at_us(now_us + interval_us));
             now_us += interval_us;
         }
-        state.should_spin(at_us(now_us), true)
+        state.should_spin(at_us(now_us), true, NOWHERE)
     }
 
     /// An idle interval. Whether it began with a spin.
     fn pass(state: &mut IdleState, from: Time, to: Time) -> bool {
-        let spins = state.should_spin(from, true);
-        if spins && state.should_spin(to, false) {
+        let spins = state.should_spin(from, true, NOWHERE);
+        if spins && state.should_spin(to, false, NOWHERE) {
             // Something comes now.
         } else {
             state.on_wake(to);
@@ -191,18 +201,21 @@ mod tests {
         let mut now_us = 1_000_000;
         let mut spun = 0;
         for _ in 0..400 {
-            let spins = state.should_spin(at_us(now_us), true);
+            let spins = state.should_spin(at_us(now_us), true, NOWHERE);
             spun += u32::from(spins);
             now_us += if spins { soon_us } else { woken_us };
             if spins {
-                assert!(state.should_spin(at_us(now_us), false), "it goes on");
+                assert!(
+                    state.should_spin(at_us(now_us), false, NOWHERE),
+                    "it goes on"
+                );
             } else {
                 state.on_wake(at_us(now_us));
             }
         }
         assert!(spun > 200, "it spun {spun} times");
         assert!(
-            state.should_spin(at_us(now_us), true),
+            state.should_spin(at_us(now_us), true, NOWHERE),
             "it has found out for good"
         );
     }
@@ -212,8 +225,11 @@ mod tests {
         let mut state = IdleState::new(Idle::Adaptive(BUDGET));
         for round in 0..100 {
             let from_us = round * 1_000;
-            assert!(state.should_spin(at_us(from_us), true), "{round}");
-            assert!(state.should_spin(at_us(from_us + 20), false), "{round}");
+            assert!(state.should_spin(at_us(from_us), true, NOWHERE), "{round}");
+            assert!(
+                state.should_spin(at_us(from_us + 20), false, NOWHERE),
+                "{round}"
+            );
         }
     }
 
@@ -234,16 +250,38 @@ mod tests {
     #[test]
     fn adaptive_ends_a_spin_at_its_budget() {
         let mut state = IdleState::new(Idle::Adaptive(BUDGET));
-        assert!(state.should_spin(at_us(0), true));
-        assert!(state.should_spin(at_us(49), false));
-        assert!(!state.should_spin(at_us(50), false));
+        assert!(state.should_spin(at_us(0), true, NOWHERE));
+        assert!(state.should_spin(at_us(49), false, NOWHERE));
+        assert!(!state.should_spin(at_us(50), false, NOWHERE));
     }
 
     #[test]
     fn the_other_policies_are_constant() {
-        assert!(!IdleState::new(Idle::Efficient).should_spin(at_us(0), true));
+        assert!(!IdleState::new(Idle::Efficient).should_spin(at_us(0), true, NOWHERE));
         let mut latency = IdleState::new(Idle::Latency);
-        latency.should_spin(at_us(0), true);
-        assert!(latency.should_spin(at_us(10_000_000), false));
+        latency.should_spin(at_us(0), true, NOWHERE);
+        assert!(latency.should_spin(at_us(10_000_000), false, NOWHERE));
+    }
+
+    #[test]
+    fn it_makes_room_on_its_processor_and_spins_again_when_that_is_its_own() {
+        let mut state = IdleState::new(Idle::Adaptive(BUDGET));
+        let mut now_us = 0;
+        for round in 0..40 {
+            let is_in_the_way = (20..30).contains(&round);
+            let told = Cell::new(None);
+            let spins = state.should_spin(at_us(now_us), true, |has_paid| {
+                told.set(Some(has_paid));
+                is_in_the_way
+            });
+            assert_eq!(spins, !is_in_the_way, "{round}");
+            let has_paid = (1..21).contains(&round) || round > 30;
+            assert_eq!(told.get(), Some(has_paid), "{round}");
+            now_us += 10;
+            if spins {
+                assert!(state.should_spin(at_us(now_us), false, NOWHERE));
+            }
+            state.on_wake(at_us(now_us));
+        }
     }
 }

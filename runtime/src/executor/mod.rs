@@ -8,6 +8,7 @@
 mod classes;
 mod devices;
 mod idle;
+mod near;
 mod scope;
 mod source;
 mod stall;
@@ -43,6 +44,8 @@ use crate::sim::SimulatedHost;
 pub use classes::Class;
 pub use idle::Idle;
 use idle::IdleState;
+use near::Asked;
+pub use near::asked_from;
 pub use scope::Scope;
 use source::Sources;
 pub use source::{CoreWaker, SOURCES_MAX, Source, SourceGuard};
@@ -71,6 +74,7 @@ pub(crate) struct Core {
     table: RefCell<Table>,
     timers: RefCell<Wheel<Waker>>,
     idle: RefCell<IdleState>,
+    asked: RefCell<Asked>,
     sources: RefCell<Sources>,
     /// Pools of buffers that the driver knows, by their group.
     pools: RefCell<Slab<()>>,
@@ -120,6 +124,7 @@ impl Core {
             table: RefCell::new(Table::new()),
             timers: RefCell::new(Wheel::new(Time::ZERO)),
             idle: RefCell::new(IdleState::new(options.idle)),
+            asked: RefCell::default(),
             sources: RefCell::default(),
             pools: RefCell::default(),
             counters: Counters::default(),

@@ -135,7 +135,12 @@ impl Core {
     /// Nothing is ready: polls while the idle policy says so, then sleeps.
     fn wait(&self, worked: bool) {
         let is_efficient = self.idle.borrow().is_efficient();
-        if is_efficient || !self.idle.borrow_mut().should_spin(self.now(), worked) {
+        let looks = || {
+            let is_in_the_way = |has_paid| self.is_in_the_way(has_paid);
+            let mut idle = self.idle.borrow_mut();
+            idle.should_spin(self.now(), worked, is_in_the_way)
+        };
+        if is_efficient || !looks() {
             self.sleep();
             return;
         }

@@ -20,15 +20,17 @@ use crate::pool::{BufferPool, PooledBytes};
 #[derive(Debug)]
 pub struct Receives {
     fd: Rc<Descriptor>,
+    is_within_host: bool,
     pool: BufferPool,
     receives: Option<Multishot>,
     ended: bool,
 }
 
 impl Receives {
-    pub(super) const fn new(fd: Rc<Descriptor>, pool: BufferPool) -> Self {
+    pub(super) const fn new(fd: Rc<Descriptor>, is_within_host: bool, pool: BufferPool) -> Self {
         Self {
             fd,
+            is_within_host,
             pool,
             receives: None,
             ended: false,
@@ -63,6 +65,9 @@ impl Receives {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(None) => self.receives = None,
                     Poll::Ready(Some(Arrival::Received(bytes))) => {
+                        if self.is_within_host {
+                            core.on_heard(&self.fd);
+                        }
                         let bytes = Some(bytes).filter(|bytes| !bytes.is_empty());
                         return Poll::Ready(Ok(bytes));
                     }

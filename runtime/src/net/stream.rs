@@ -30,6 +30,8 @@ pub const ZERO_COPY_BYTES_MIN: usize = 16 * 1024;
 #[derive(Clone, Debug)]
 pub struct TcpStream {
     fd: Rc<Descriptor>,
+    /// Both its ends are on this host.
+    is_within_host: bool,
     /// Messages at least this long are sent without copies.
     zero_copy_min: Option<usize>,
 }
@@ -105,6 +107,7 @@ impl TcpStream {
         let is_remote = is_here == Some(false);
         Self {
             fd,
+            is_within_host: is_here == Some(true),
             zero_copy_min: is_remote.then_some(ZERO_COPY_BYTES_MIN),
         }
     }
@@ -121,7 +124,7 @@ impl TcpStream {
     /// One such receiver at a time, and no other receive beside it.
     #[must_use]
     pub fn receives(&self, pool: &BufferPool) -> Receives {
-        Receives::new(Rc::clone(&self.fd), pool.clone())
+        Receives::new(Rc::clone(&self.fd), self.is_within_host, pool.clone())
     }
 
     /// Receives at most `len` bytes to `start` of `buffer`; 0 means that the peer has finished.
@@ -138,7 +141,14 @@ impl TcpStream {
         let core = Core::current();
         let what = Submission::Receive { start, len };
         let (result, buffer) = Op::submit(&core, what, &self.fd, buffer).await;
+        self.on_received(&core);
         (result.map(|count| count as usize), buffer)
+    }
+
+    fn on_received(&self, core: &Core) {
+        if self.is_within_host {
+            core.on_heard(&self.fd);
+        }
     }
 
     /// Like [`TcpStream::recv`], but ends early when `stop` does: the receive is then cancelled and
@@ -192,6 +202,7 @@ impl TcpStream {
             Poll::Pending
         })
         .await;
+        self.on_received(&core);
         (result.map(|count| count as usize), buffer)
     }
 
@@ -246,7 +257,8 @@ impl TcpStream {
     /// simulated one. Else it is closed as if this handle had been dropped.
     #[must_use]
     pub fn into_thread(self) -> Option<ThreadStream> {
-        self.fd.into_system().map(ThreadStream::new)
+        let socket = self.fd.into_system()?;
+        Some(ThreadStream::new(socket, self.is_within_host))
     }
 
     /// Ends both directions: operations in flight on this connection end soon, at the peer too.

@@ -11,6 +11,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
 
 use crate::arena::SharedMemory;
 use crate::op::OpError;
+use crate::processor::is_sent_from_here;
 
 /// A connection that a core has made and a thread has taken, [by](super::TcpStream::into_thread). Whatever thread has it asks
 /// the system itself; no core is woken, and none is asked.
@@ -19,11 +20,15 @@ use crate::op::OpError;
 #[derive(Debug)]
 pub struct ThreadStream {
     socket: OwnedFd,
+    is_within_host: bool,
 }
 
 impl ThreadStream {
-    pub(super) const fn new(socket: OwnedFd) -> Self {
-        Self { socket }
+    pub(super) const fn new(socket: OwnedFd, is_within_host: bool) -> Self {
+        Self {
+            socket,
+            is_within_host,
+        }
     }
 
     /// Sends as many of the bytes of these parts, one behind the other, as the system takes without waiting; how many, which may
@@ -66,6 +71,13 @@ impl ThreadStream {
         range: Range<usize>,
     ) -> Result<Option<usize>, OpError> {
         received(|| memory.receive(range.clone(), self.socket.as_fd()))
+    }
+
+    /// Whether its peer, which is on this host, has sent last on the processor on which this thread runs: it sends no more as
+    /// long as this thread does not sleep.
+    #[must_use]
+    pub fn is_in_the_way(&self) -> bool {
+        self.is_within_host && is_sent_from_here(&self.socket)
     }
 
     /// Blocks this thread until something has come, the connection has ended or, if it `sends`, there is room to send; and no

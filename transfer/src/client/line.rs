@@ -256,6 +256,12 @@ impl Line {
         self.note(looked)
     }
 
+    /// Whether the peer sends no more as long as this thread does not sleep: it is on this host, and on this processor.
+    #[must_use]
+    pub fn is_in_the_way(&self) -> bool {
+        self.stream.is_in_the_way()
+    }
+
     /// Blocks this thread until there may be something to [look](Self::look) for, and no longer than `timeout`.
     pub fn sleep(&self, timeout: Duration) {
         if !self.unread.is_empty() {

@@ -18,9 +18,9 @@ use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::engine::same_host::packet::Packet;
 
 use super::{
-    ANSWER, ANSWER_BYTES_MAX, ANSWERED, ASKED, ASLEEP, ENDED, LANE_WINDOW_BYTES, LANE_WORDS,
-    OWNER_SLEEPS, PIECE_BYTES, READY, REQUEST, SLOTS_MAX, STATE, STATUS, SUBMITTED, VALUE, at,
-    bits_of, to_word,
+    ANSWER, ANSWER_BYTES_MAX, ANSWERED, ASKED, ASKED_FROM, ASLEEP, ENDED, LANE_WINDOW_BYTES,
+    LANE_WORDS, OWNER_SLEEPS, PIECE_BYTES, READY, REQUEST, SLOTS_MAX, STATE, STATUS, SUBMITTED,
+    VALUE, at, bits_of, processor_word, to_word,
 };
 
 /// What takes so long to copy that a core had better wake up meanwhile.
@@ -195,33 +195,42 @@ impl Lane {
             end
         };
         if value_len > PIECE_BYTES {
-            // A core that sleeps wakes up while the first piece is copied.
             self.words[at(slot, READY)].store(0, Ordering::Relaxed);
             self.submit(slot);
+            self.wake_core_early();
             let mut ready = 0;
             while ready < value_len {
                 ready = fill_to(ready);
             }
         } else {
             if value_len > WOKEN_EARLY_BYTES {
-                self.wake_core();
+                self.wake_core_early();
             }
             fill_to(0);
             self.submit(slot);
         }
+        // What was written before the look: who sleeps after the look has seen it.
+        fence(Ordering::SeqCst);
+        self.wake_core();
         Some(handed)
     }
 
-    /// Tells the core of a slot.
+    /// Tells the core of a slot, if it looks.
     fn submit(&self, slot: u32) {
         self.words[at(slot, STATE)].store(ASKED, Ordering::Relaxed);
         self.words[SUBMITTED].fetch_or(1 << slot, Ordering::Release);
-        // The bit before the look: who sleeps after the look has seen the bit.
+    }
+
+    /// A core that sleeps wakes up while this thread copies, unless it would take this thread's processor to do so.
+    fn wake_core_early(&self) {
         fence(Ordering::SeqCst);
-        self.wake_core();
+        if self.words[OWNER_SLEEPS].load(Ordering::Relaxed) != processor_word() {
+            self.wake_core();
+        }
     }
 
     fn wake_core(&self) {
+        self.words[ASKED_FROM].store(processor_word(), Ordering::Relaxed);
         let sleeps = &self.words[OWNER_SLEEPS];
         if sleeps.load(Ordering::Relaxed) != 0
             && sleeps.swap(0, Ordering::SeqCst) != 0

@@ -15,7 +15,8 @@
 //! Words, of which the core hands the file out when it is asked for over the [local channel](super::one_sided):
 //!
 //! ```text
-//!   0        whether the core sleeps: who clears it sends it a packet
+//!   0        one more than the number of the processor on which the core has fallen asleep, or 0; who clears it sends it a packet
+//!   1        one more than that of the processor on which the thread ran that has asked or woken the core last, or 0
 //!   8        a bit for each slot in which something has been asked and was not looked at yet
 //!   16 ..    64 slots of 16 words each
 //!     0      its state, on whose lower half the thread sleeps
@@ -43,6 +44,7 @@ mod owner;
 use std::ops::Range;
 
 pub(crate) use asker::{HandedOver, Lane, Outcome};
+use lunette_runtime::this_processor;
 pub(super) use owner::{Lanes, Taken};
 
 /// Requests of one lane at a time.
@@ -56,6 +58,7 @@ pub(crate) const HANDED_BYTES_MAX: usize = 4 << 20;
 const PIECE_BYTES: usize = 256 << 10;
 
 const OWNER_SLEEPS: usize = 0;
+const ASKED_FROM: usize = 1;
 const SUBMITTED: usize = 8;
 const SLOTS: usize = 16;
 const SLOT_WORDS: usize = 16;
@@ -80,6 +83,11 @@ const ANSWERED: u64 = 3;
 const ENDED: u64 = 4;
 
 /// Where a word of a slot is.
+/// What tells on which processor this thread runs.
+fn processor_word() -> u64 {
+    this_processor() as u64 + 1
+}
+
 const fn at(slot: u32, word: usize) -> usize {
     SLOTS + slot as usize * SLOT_WORDS + word
 }

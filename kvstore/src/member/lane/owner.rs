@@ -13,7 +13,7 @@ use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::WriteAnswer;
 use lunette_kvstore_proto::version::Form;
 use lunette_runtime::arena::{Exposed, Words};
-use lunette_runtime::{Signal, Source, SourceGuard, add_source, spawn_local, time};
+use lunette_runtime::{Signal, Source, SourceGuard, add_source, asked_from, spawn_local, time};
 use lunette_runtime_core::checksum::joined_crc32c;
 use lunette_transfer::WriteSource;
 
@@ -23,9 +23,9 @@ use super::super::lending::Placed;
 use super::super::local::Put;
 use super::super::service::WAITERS_MAX;
 use super::{
-    ANSWER, ANSWER_BYTES_MAX, ANSWERED, ASLEEP, HANDED_BYTES_MAX, LANE_WINDOW_BYTES, LANE_WORDS,
-    OWNER_SLEEPS, PIECE_BYTES, READY, REQUEST, STATE, STATUS, SUBMITTED, VALUE, at, bits_of,
-    from_word,
+    ANSWER, ANSWER_BYTES_MAX, ANSWERED, ASKED_FROM, ASLEEP, HANDED_BYTES_MAX, LANE_WINDOW_BYTES,
+    LANE_WORDS, OWNER_SLEEPS, PIECE_BYTES, READY, REQUEST, STATE, STATUS, SUBMITTED, VALUE, at,
+    bits_of, from_word, processor_word,
 };
 use crate::counting::{CopyCounts, Outcome};
 use crate::value::Value;
@@ -38,6 +38,8 @@ const TURN_BYTES: usize = 1 << 20;
 const LOOKS_MAX: u32 = 1000;
 /// For how long that is.
 const PAUSE: Duration = Duration::from_micros(50);
+/// How long a thread on this core's processor has it to itself at most, while it copies.
+const OTHERS_TURN: Duration = Duration::from_micros(200);
 
 /// The lanes of a core, polled by it as one source.
 #[derive(Debug, Default)]
@@ -58,6 +60,8 @@ struct OwnerLane {
     /// Raised when its client does not keep to the rules.
     broken: Signal,
     is_broken: Cell<bool>,
+    /// Raised when the thread has woken its core.
+    woken: Signal,
     /// Its channel has ended.
     is_over: Cell<bool>,
 }
@@ -99,6 +103,7 @@ impl Taken {
             left: Cell::new(0),
             broken: Signal::default(),
             is_broken: Cell::new(false),
+            woken: Signal::default(),
             is_over: Cell::new(false),
         });
         let mut guard = lanes.guard.borrow_mut();
@@ -152,6 +157,7 @@ impl OwnerLane {
         let words = &self.words;
         if words[SUBMITTED].load(Ordering::Relaxed) != 0 {
             let asked = words[SUBMITTED].swap(0, Ordering::Acquire);
+            self.note_asked();
             if asked & (self.under_way.get() | self.left.get()) != 0 {
                 self.give_up();
             }
@@ -171,6 +177,14 @@ impl OwnerLane {
             done += 1;
         }
         done
+    }
+
+    /// The thread has asked, or woken the core.
+    fn note_asked(&self) {
+        let from = self.words[ASKED_FROM].load(Ordering::Relaxed);
+        if let Some(Ok(processor)) = from.checked_sub(1).map(usize::try_from) {
+            asked_from(processor);
+        }
     }
 
     /// Does what a slot asks for; how many bytes that took.
@@ -232,11 +246,7 @@ impl OwnerLane {
                     return Err(Status::Busy);
                 }
                 looks += 1;
-                if looks < LOOKS_MAX {
-                    time::yield_now().await;
-                } else {
-                    time::sleep(PAUSE).await;
-                }
+                self.more(looks).await;
                 continue;
             };
             let count = count.min(PIECE_BYTES);
@@ -248,6 +258,19 @@ impl OwnerLane {
         }
         let placed = core.filled(room, crc32c.expect("what is long has pieces"));
         self.write(core, slot, body, (&value, Some(&placed)))
+    }
+
+    /// Waits until there may be more of what is being copied.
+    async fn more(&self, looks: u32) {
+        if self.words[ASKED_FROM].load(Ordering::Relaxed) == processor_word() {
+            // Who copies does not run while this core does. Should its wake-up be missed, that is not for long.
+            let woken = time::timeout(OTHERS_TURN, self.woken.raised()).await;
+            tracing::trace!(?woken, "a thread has copied");
+        } else if looks < LOOKS_MAX {
+            time::yield_now().await;
+        } else {
+            time::sleep(PAUSE).await;
+        }
     }
 
     /// Puts an object as tasks of this core do.
@@ -383,8 +406,9 @@ impl Source for LaneSource {
             return true;
         };
         let taken = core.lanes.taken.borrow();
+        let here = processor_word();
         for lane in taken.iter() {
-            lane.words[OWNER_SLEEPS].store(1, Ordering::Relaxed);
+            lane.words[OWNER_SLEEPS].store(here, Ordering::Relaxed);
         }
         // That we may sleep before the look: who submits after the look sees that we may.
         fence(Ordering::SeqCst);
@@ -399,7 +423,12 @@ impl Source for LaneSource {
     fn unpark(&mut self) {
         if let Some(core) = self.0.upgrade() {
             for lane in core.lanes.taken.borrow().iter() {
-                lane.words[OWNER_SLEEPS].store(0, Ordering::Relaxed);
+                let sleeps = &lane.words[OWNER_SLEEPS];
+                if sleeps.load(Ordering::Relaxed) == 0 {
+                    lane.note_asked();
+                    lane.woken.raise();
+                }
+                sleeps.store(0, Ordering::Relaxed);
             }
         }
     }
