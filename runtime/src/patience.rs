@@ -12,6 +12,9 @@ use std::time::Duration;
 const SCORE_MAX: u8 = 4;
 /// How often it is tried though it did not pay.
 const TRIED_EACH: u8 = 8;
+/// After so many looks that paid it is asked again who is in the way: one that shares this thread's processor may have it for
+/// a while within a look.
+const UNSURE: u8 = 16;
 /// What takes so many times as long as it is looked for takes its time, whoever looks.
 const LONG: u32 = 10;
 
@@ -21,8 +24,8 @@ const LONG: u32 = 10;
 pub struct Patience {
     score: Cell<u8>,
     not_looked: Cell<u8>,
-    /// The newest answer came while it was looked for.
-    has_paid: Cell<bool>,
+    /// How many of the newest answers came while they were looked for, since it was asked who is in the way.
+    paid: Cell<u8>,
 }
 
 impl Default for Patience {
@@ -38,7 +41,7 @@ impl Patience {
         Self {
             score: Cell::new(SCORE_MAX),
             not_looked: Cell::new(0),
-            has_paid: Cell::new(false),
+            paid: Cell::new(UNSURE),
         }
     }
 
@@ -53,20 +56,29 @@ impl Patience {
         if is_tried { longest } else { Duration::ZERO }
     }
 
-    /// The same, but not at all if this thread `is_in_the_way` of who is to answer, who is asked for where no look has shown
-    /// otherwise.
+    /// The same, but not at all if this thread `is_in_the_way` of who is to answer, which is asked less often while looking
+    /// pays.
     pub fn spin_unless(&self, is_in_the_way: impl FnOnce() -> bool, longest: Duration) -> Duration {
         let spin = self.spin(longest);
-        if spin.is_zero() || self.has_paid.get() || !is_in_the_way() {
-            spin
-        } else {
+        if spin.is_zero() || self.paid.get() < UNSURE {
+            return spin;
+        }
+        self.paid.set(0);
+        if is_in_the_way() {
             Duration::ZERO
+        } else {
+            spin
         }
     }
 
     /// The answer has come after so long, where it was looked for `spin`.
     pub fn learn(&self, spin: Duration, waited: Duration) {
-        self.has_paid.set(waited < spin);
+        let paid = if waited < spin {
+            self.paid.get() + 1
+        } else {
+            UNSURE
+        };
+        self.paid.set(paid.min(UNSURE));
         let score = self.score.get();
         if spin.is_zero() || waited >= spin * LONG {
             return;
@@ -131,8 +143,11 @@ mod tests {
             (spin == SPIN, asked.get())
         };
         assert_eq!(waits(false, SOON), (true, 1), "nothing is known");
-        assert_eq!(waits(false, SOON), (true, 0), "it pays");
-        assert_eq!(waits(true, LATE), (true, 0), "and then it does not");
+        for _ in 1..UNSURE {
+            assert_eq!(waits(false, SOON), (true, 0), "it pays");
+        }
+        assert_eq!(waits(false, SOON), (true, 1), "from time to time");
+        assert_eq!(waits(true, LATE), (true, 0), "it does not pay any more");
         for _ in 0..20 {
             assert_eq!(waits(true, SOON), (false, 1));
         }

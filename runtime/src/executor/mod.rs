@@ -44,7 +44,7 @@ use crate::sim::SimulatedHost;
 pub use classes::Class;
 pub use idle::Idle;
 use idle::IdleState;
-use near::Asked;
+use near::Near;
 pub use near::asked_from;
 pub use scope::Scope;
 use source::Sources;
@@ -74,7 +74,7 @@ pub(crate) struct Core {
     table: RefCell<Table>,
     timers: RefCell<Wheel<Waker>>,
     idle: RefCell<IdleState>,
-    asked: RefCell<Asked>,
+    near: Near,
     sources: RefCell<Sources>,
     /// Pools of buffers that the driver knows, by their group.
     pools: RefCell<Slab<()>>,
@@ -124,7 +124,7 @@ impl Core {
             table: RefCell::new(Table::new()),
             timers: RefCell::new(Wheel::new(Time::ZERO)),
             idle: RefCell::new(IdleState::new(options.idle)),
-            asked: RefCell::default(),
+            near: Near::default(),
             sources: RefCell::default(),
             pools: RefCell::default(),
             counters: Counters::default(),

@@ -361,3 +361,59 @@ impl Drop for HandedOver {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use lunette_runtime::net::{LocalChannel, LocalListener};
+    use lunette_runtime::{CoreOptions, block_on};
+    use lunette_runtime_core::ids::{CoreIndex, NodeId};
+
+    use super::super::tests::stay_here;
+    use super::*;
+
+    /// A lane, and what keeps its wake-ups.
+    fn lane(name: &str) -> (Arc<Lane>, LocalListener, LocalChannel) {
+        let words = Words::new(LANE_WORDS, false).expect("memory");
+        let words = words.as_fd().try_clone_to_owned().expect("a descriptor");
+        let listener = LocalListener::bind(name.as_bytes()).expect("a name of its own");
+        let channel = LocalChannel::connect(name.as_bytes()).expect("it listens");
+        let waker = channel.sender().expect("a descriptor");
+        let seat = Seat {
+            node: NodeId(1),
+            incarnation: 1,
+            core: CoreIndex(0),
+        };
+        let who = (AskerId(1), Duration::from_secs(1));
+        let lane = Lane::new((seat, FormatVersion(1)), who, words, waker).expect("words");
+        (Arc::new(lane.0), listener, channel)
+    }
+
+    #[test]
+    fn a_core_that_sleeps_is_woken_early_unless_it_would_take_this_threads_processor() {
+        let name = format!("lunette-lane-early-{}", std::process::id());
+        block_on(None, CoreOptions::default(), move || async move {
+            stay_here();
+            let (lane, _listener, _channel) = lane(&name);
+            let here = processor_word();
+            for len_bytes in [WOKEN_EARLY_BYTES, WOKEN_EARLY_BYTES + 1, PIECE_BYTES + 1] {
+                for slept_at in [here, here + 1] {
+                    let sleeps = &lane.words[OWNER_SLEEPS];
+                    sleeps.store(slept_at, Ordering::Relaxed);
+                    let mut slept_on = Vec::new();
+                    let fill = |_, _: &SharedMemory, _| {
+                        slept_on.push(sleeps.load(Ordering::Relaxed) != 0);
+                    };
+                    let asked = lane.ask(len_bytes, |_, _| {}, fill);
+                    assert!(asked.is_some(), "there is room");
+                    let is_early = len_bytes > WOKEN_EARLY_BYTES && slept_at != here;
+                    assert!(slept_on.iter().all(|&on| on != is_early), "{len_bytes}");
+                    assert_eq!(sleeps.load(Ordering::Relaxed), 0, "it is woken in the end");
+                    assert_eq!(lane.words[ASKED_FROM].load(Ordering::Relaxed), here);
+                }
+            }
+        })
+        .expect("a core");
+    }
+}

@@ -116,9 +116,15 @@ fn bits_of(mut word: u64) -> impl Iterator<Item = u32> {
 
 #[cfg(test)]
 mod tests {
+    use lunette_runtime::topology;
     use proptest::prelude::*;
 
     use super::*;
+
+    /// This thread stays on its processor.
+    pub(super) fn stay_here() {
+        topology::pin_current_thread(this_processor()).expect("it runs there");
+    }
 
     #[test]
     fn slots_do_not_meet_and_end_with_the_words() {

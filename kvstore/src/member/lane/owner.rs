@@ -433,3 +433,66 @@ impl Source for LaneSource {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::{Future, poll_fn};
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use lunette_runtime::{CoreOptions, block_on};
+
+    use super::super::tests::stay_here;
+    use super::*;
+
+    fn lane() -> OwnerLane {
+        OwnerLane {
+            words: Words::new(LANE_WORDS, false).expect("memory"),
+            window: OnceCell::new(),
+            under_way: Cell::new(0),
+            left: Cell::new(0),
+            broken: Signal::default(),
+            is_broken: Cell::new(false),
+            woken: Signal::default(),
+            is_over: Cell::new(false),
+        }
+    }
+
+    /// How often the core looks within a while.
+    async fn looks(lane: &OwnerLane) -> u32 {
+        let mut looks = 0;
+        let looking = async {
+            loop {
+                lane.more(1).await;
+                looks += 1;
+            }
+        };
+        let done = time::timeout(OTHERS_TURN * 5, looking).await;
+        assert!(done.is_err(), "it looks for ever");
+        looks
+    }
+
+    #[test]
+    fn a_core_leaves_its_processor_to_the_thread_that_copies_there() {
+        block_on(None, CoreOptions::default(), || async {
+            stay_here();
+            let lane = lane();
+            let from = |word| lane.words[ASKED_FROM].store(word, Ordering::Relaxed);
+            from(processor_word());
+            assert!(looks(&lane).await <= 5);
+            for elsewhere in [0, processor_word() + 1] {
+                from(elsewhere);
+                assert!(looks(&lane).await > 20, "it looks always");
+            }
+            // The thread has copied.
+            from(processor_word());
+            let mut more = pin!(lane.more(1));
+            let is_ready = poll_fn(|cx| Poll::Ready(more.as_mut().poll(cx).is_ready()));
+            assert!(!is_ready.await);
+            lane.woken.raise();
+            let is_ready = poll_fn(|cx| Poll::Ready(more.as_mut().poll(cx).is_ready()));
+            assert!(is_ready.await);
+        })
+        .expect("a core");
+    }
+}
