@@ -403,6 +403,7 @@ fn attempt(fd: BorrowedFd<'_>, waiting: &Waiting) -> Option<i32> {
         }
         Submission::Connect => unreachable!("a connection is begun once"),
         Submission::ReceiveMany => unreachable!("a pool's receive picks its memory itself"),
+        Submission::RingsMany => unreachable!("here counters are read"),
     };
     match done {
         Err(Errno::AGAIN) => None,

@@ -64,7 +64,10 @@ impl Memory {
             (Submission::Connect, Lease::Address(address)) => {
                 Self::Address(NonNull::from(address.as_mut()))
             }
-            (Submission::AcceptMany | Submission::Readable, Lease::Nothing)
+            (
+                Submission::AcceptMany | Submission::Readable | Submission::RingsMany,
+                Lease::Nothing,
+            )
             | (Submission::ReceiveMany, Lease::Pool(_)) => Self::Nothing,
             (what, lease) => unreachable!("{what:?} does not take {lease:?}"),
         }

@@ -30,6 +30,8 @@ pub(crate) enum Submission {
     Readable,
     /// Read the counter of an eventfd into the lease.
     ReadCounter,
+    /// Tell each time that the counter of an eventfd is raised, again and again, which is not read. For the ring alone.
+    RingsMany,
     /// Read at most `len` bytes from `offset` of a file to `start` of the lease.
     ReadAt {
         start: usize,
@@ -51,7 +53,7 @@ pub(crate) enum Submission {
 impl Submission {
     /// Whether it goes on after a completion, until it fails, ends or is cancelled.
     pub(crate) const fn is_multishot(self) -> bool {
-        matches!(self, Self::AcceptMany | Self::ReceiveMany)
+        matches!(self, Self::AcceptMany | Self::ReceiveMany | Self::RingsMany)
     }
 
     /// Whether it takes what a peer sends.
@@ -71,6 +73,7 @@ impl Submission {
             | Self::AcceptMany
             | Self::Readable
             | Self::ReadCounter
+            | Self::RingsMany
             | Self::ReadAt { .. }
             | Self::ReadScatterAt { .. } => true,
             Self::Send { .. }

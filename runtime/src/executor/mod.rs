@@ -18,8 +18,9 @@ mod turn;
 use std::any::{Any, TypeId};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::Location;
 use std::ptr;
 use std::rc::Rc;
@@ -35,10 +36,10 @@ use slab::Slab;
 use crate::arena::Arena;
 use crate::clock::Clock;
 use crate::driver::{
-    Completion, Descriptor, Driver, DriverKind, ProbeError, Submission, Table, Wait,
+    Arrival, Completion, Descriptor, Driver, DriverKind, ProbeError, Submission, Table, Wait,
 };
 use crate::mesh::{Inbox, Message};
-use crate::op::Op;
+use crate::op::{Multishot, Op, OpError};
 use crate::runtime::CoreOptions;
 use crate::sim::SimulatedHost;
 pub use classes::Class;
@@ -91,6 +92,30 @@ pub(crate) struct Core {
     driver: RefCell<Driver>,
     /// Dropped last: the driver may know its chunks.
     arena: Arena,
+}
+
+/// Is woken each time that the bell rings, by one operation: a counter that is read is to be waited for anew, which takes a
+/// microsecond of each wake-up.
+async fn hear_rings(core: &Rc<Core>, bell: &Rc<Descriptor>) -> Result<Infallible, OpError> {
+    loop {
+        let mut rings = Multishot::submit(core, Submission::RingsMany, bell, ())?;
+        // It ends where the ring's answers have no room, for one.
+        while let Some(ring) = poll_fn(|cx| rings.poll_next(cx)).await {
+            if let Arrival::Failed(errno) = ring {
+                return Err(errno.into());
+            }
+        }
+    }
+}
+
+/// The same, by reading the counter.
+async fn read_counts(core: &Rc<Core>, bell: &Rc<Descriptor>) -> Result<Infallible, OpError> {
+    let mut counter = Box::new(0_u64);
+    loop {
+        let (result, back) = Op::submit(core, Submission::ReadCounter, bell, counter).await;
+        result?;
+        counter = back;
+    }
 }
 
 impl Core {
@@ -146,16 +171,12 @@ impl Core {
         let (core, bell) = (Rc::clone(self), Descriptor::plain(bell));
         let here = Location::caller();
         let listening = self.spawn_at(here, Some(Class::Latency), async move {
-            let mut counter = Box::new(0_u64);
-            loop {
-                let read = Op::submit(&core, Submission::ReadCounter, &bell, counter);
-                let (result, back) = read.await;
-                if let Err(error) = result {
-                    tracing::error!(%error, "the wake-up descriptor of a core failed");
-                    return;
-                }
-                counter = back;
-            }
+            let listened = match core.driver_kind() {
+                DriverKind::Uring(_) => hear_rings(&core, &bell).await,
+                DriverKind::Epoll | DriverKind::Simulated => read_counts(&core, &bell).await,
+            };
+            let Err(error) = listened;
+            tracing::error!(%error, "the wake-up descriptor of a core failed");
         });
         drop(listening);
         Ok(())

@@ -100,6 +100,8 @@ pub(crate) enum Arrival {
     Received(PooledBytes),
     /// The peer has finished.
     Finished,
+    /// A bell has been rung, once or more often.
+    Rung,
     Failed(Errno),
 }
 
@@ -378,6 +380,7 @@ fn arrival(
             // that listener, so nobody else owns it.
             Some(Arrival::Accepted(unsafe { listener.accepted(result) }))
         }
+        (Submission::RingsMany, _) => Some(Arrival::Rung),
         (_, Lease::Pool(pool)) => Some(match completion.flags.buffer() {
             Some(id) => {
                 let len = u32::try_from(result).expect("a count is not negative");

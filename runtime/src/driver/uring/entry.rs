@@ -8,6 +8,9 @@ use io_uring::{opcode, squeue};
 use super::super::{Submission, Target};
 use crate::lease::Lease;
 
+/// That there is something to read.
+const POLLED_FOR: u32 = libc::POLLIN.cast_unsigned() as u32;
+
 /// Most parts that the kernel takes in one list (`UIO_MAXIOV`); ours are shorter.
 pub(super) fn parts(count: usize) -> u32 {
     u32::try_from(count).expect("a list is bounded")
@@ -61,10 +64,8 @@ pub(super) fn entry(
             let (to, len) = part((to, len), 0, len);
             opcode::Read::new(fd, to, len).build()
         }
-        Submission::Readable => {
-            let events = u32::from(libc::POLLIN.cast_unsigned());
-            opcode::PollAdd::new(fd, events).build()
-        }
+        Submission::Readable => opcode::PollAdd::new(fd, POLLED_FOR).build(),
+        Submission::RingsMany => opcode::PollAdd::new(fd, POLLED_FOR).multi(true).build(),
         Submission::ReadScatterAt { .. } | Submission::WriteMessageAt { .. } => {
             file_list(fd, what, lease)
         }

@@ -4,9 +4,12 @@ use std::io::Write;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use super::super::{Descriptor, Handle, OPERATIONS_MAX, Table};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::super::{Arrival, Descriptor, Handle, OPERATIONS_MAX, Table};
 use super::*;
 
 fn open() -> Option<Uring> {
@@ -197,4 +200,43 @@ fn a_core_that_sleeps_hands_held_receives_over_first() {
     sending.join().expect("it sends");
     assert_eq!(completions.len(), 1, "the ring woke the core");
     one.table.complete(completions[0]);
+}
+
+#[test]
+fn each_ring_of_a_bell_is_told_once_by_one_operation() {
+    let Some(mut uring) = open() else {
+        return;
+    };
+    let bell = eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor");
+    let bell = Descriptor::plain(Handle::System(bell));
+    let mut table = Table::new();
+    let what = Submission::RingsMany;
+    let inserted = table.insert(what, Some(Rc::clone(&bell)), Lease::Nothing);
+    let (key, lease) = inserted.expect("room");
+    uring.submit(key, bell.target(), what, lease, None);
+    let mut told = |within: Duration| {
+        let began = Instant::now();
+        let mut completions = Vec::new();
+        while completions.is_empty() && began.elapsed() < within {
+            uring.turn(Wait::Poll, &mut completions);
+        }
+        completions
+    };
+    for _ in 0..100 {
+        assert!(told(Duration::from_micros(200)).is_empty(), "it is silent");
+        // Twice before it is looked, or once.
+        for _ in 0..2 {
+            rustix::io::write(bell.system(), &1_u64.to_ne_bytes()).expect("it never fills up");
+        }
+        for completion in told(Duration::from_secs(1)) {
+            assert_eq!(completion.user_data, key.user_data());
+            assert!(completion.flags.has_more(), "it goes on");
+            table.complete(completion);
+        }
+        let context = &Context::from_waker(Waker::noop());
+        let rung = table.poll_next(key, context);
+        assert!(matches!(rung, Poll::Ready(Ok(Arrival::Rung))), "{rung:?}");
+        while table.poll_next(key, context).is_ready() {}
+    }
+    assert_eq!(table.in_flight(), [key]);
 }
