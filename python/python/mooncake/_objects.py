@@ -167,11 +167,11 @@ class Objects:
 
     def put(self, key: str, value: Buffer, config: ReplicateConfig | None = None) -> int:
         """Writes an object, unless there is one."""
-        return self._write_values([key], [[value]], config, False)[0]
+        return self._write_one(key, value, config, False)
 
     def upsert(self, key: str, value: Buffer, config: ReplicateConfig | None = None) -> int:
         """Writes an object, also over one that is there."""
-        return self._write_values([key], [[value]], config, True)[0]
+        return self._write_one(key, value, config, True)
 
     def put_batch(
         self, keys: list[str], values: list[Buffer], config: ReplicateConfig | None = None
@@ -263,6 +263,23 @@ class Objects:
         if any(size == 0 for [(_, size, _)] in lent):
             return INVALID_PARAMS
         return first_failure(self._write_lent(keys, lent, config, is_upsert))
+
+    def _write_one(
+        self, key: str, value: Buffer, config: ReplicateConfig | None, is_upsert: bool
+    ) -> int:
+        native = self._native
+        # No address has to be found for `bytes`, and an object has at least one.
+        if native is None or type(value) is not bytes or not value:
+            return self._write_values([key], [[value]], config, is_upsert)[0]
+        (name,) = _keys((key,))
+        how = how_of(config, is_upsert, 1)
+        if isinstance(how, int):
+            return how
+        try:
+            native.put(name, value, how)
+        except StoreError as error:
+            return code_of(error)
+        return OK
 
     def _write_values(
         self,
