@@ -28,7 +28,7 @@ pub(crate) enum Submission {
     Connect,
     /// Wait until the descriptor can be read.
     Readable,
-    /// Read the counter of an eventfd into the lease.
+    /// Read the counter of an eventfd into the lease; where there is no ring.
     ReadCounter,
     /// Tell each time that the counter of an eventfd is raised, again and again, which is not read. For the ring alone.
     RingsMany,

@@ -43,8 +43,9 @@ mod owner;
 
 use std::ops::Range;
 
-pub(crate) use asker::{HandedOver, Lane, Outcome};
 use lunette_runtime::this_processor;
+
+pub(crate) use asker::{HandedOver, Lane, Outcome};
 pub(super) use owner::{Lanes, Taken};
 
 /// Requests of one lane at a time.
@@ -82,12 +83,12 @@ const ANSWERED: u64 = 3;
 /// The thread is woken as there is no lane any more.
 const ENDED: u64 = 4;
 
-/// Where a word of a slot is.
 /// What tells on which processor this thread runs.
 fn processor_word() -> u64 {
     this_processor() as u64 + 1
 }
 
+/// Where a word of a slot is.
 const fn at(slot: u32, word: usize) -> usize {
     SLOTS + slot as usize * SLOT_WORDS + word
 }

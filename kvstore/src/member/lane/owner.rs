@@ -458,18 +458,17 @@ mod tests {
         }
     }
 
-    /// How often the core looks within a while.
-    async fn looks(lane: &OwnerLane) -> u32 {
-        let mut looks = 0;
-        let looking = async {
-            loop {
-                lane.more(1).await;
-                looks += 1;
+    /// Whether the core looks again within a few turns.
+    async fn looks_soon(lane: &OwnerLane) -> bool {
+        let mut more = pin!(lane.more(1));
+        for _ in 0..4 {
+            let is_ready = poll_fn(|cx| Poll::Ready(more.as_mut().poll(cx).is_ready()));
+            if is_ready.await {
+                return true;
             }
-        };
-        let done = time::timeout(OTHERS_TURN * 5, looking).await;
-        assert!(done.is_err(), "it looks for ever");
-        looks
+            time::yield_now().await;
+        }
+        false
     }
 
     #[test]
@@ -478,20 +477,20 @@ mod tests {
             stay_here();
             let lane = lane();
             let from = |word| lane.words[ASKED_FROM].store(word, Ordering::Relaxed);
-            from(processor_word());
-            assert!(looks(&lane).await <= 5);
             for elsewhere in [0, processor_word() + 1] {
                 from(elsewhere);
-                assert!(looks(&lane).await > 20, "it looks always");
+                assert!(looks_soon(&lane).await);
             }
-            // The thread has copied.
             from(processor_word());
-            let mut more = pin!(lane.more(1));
-            let is_ready = poll_fn(|cx| Poll::Ready(more.as_mut().poll(cx).is_ready()));
-            assert!(!is_ready.await);
-            lane.woken.raise();
-            let is_ready = poll_fn(|cx| Poll::Ready(more.as_mut().poll(cx).is_ready()));
-            assert!(is_ready.await);
+            let mut left_it = 0;
+            for _ in 0..100 {
+                left_it += u32::from(!looks_soon(&lane).await);
+                // The thread has copied.
+                lane.woken.raise();
+                assert!(looks_soon(&lane).await);
+            }
+            // Others may have had the processor in between, for as long as it waits at most.
+            assert!(left_it > 50, "it has left it {left_it} times");
         })
         .expect("a core");
     }

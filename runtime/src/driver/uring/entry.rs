@@ -59,11 +59,6 @@ pub(super) fn entry(
                 None => opcode::Write::new(fd, from, len).offset(offset).build(),
             }
         }
-        Submission::ReadCounter => {
-            let (to, len) = lease.writable();
-            let (to, len) = part((to, len), 0, len);
-            opcode::Read::new(fd, to, len).build()
-        }
         Submission::Readable => opcode::PollAdd::new(fd, POLLED_FOR).build(),
         Submission::RingsMany => opcode::PollAdd::new(fd, POLLED_FOR).multi(true).build(),
         Submission::ReadScatterAt { .. } | Submission::WriteMessageAt { .. } => {
