@@ -96,16 +96,7 @@ impl Taken {
         if lanes.taken.borrow().len() >= LANES_MAX || core.has_left() {
             return Ok(None);
         }
-        let lane = Rc::new(OwnerLane {
-            words: Words::new(LANE_WORDS, false)?,
-            window: OnceCell::new(),
-            under_way: Cell::new(0),
-            left: Cell::new(0),
-            broken: Signal::default(),
-            is_broken: Cell::new(false),
-            woken: Signal::default(),
-            is_over: Cell::new(false),
-        });
+        let lane = Rc::new(OwnerLane::new()?);
         let mut guard = lanes.guard.borrow_mut();
         if guard.is_none() {
             let source = LaneSource(Rc::downgrade(core));
@@ -152,6 +143,20 @@ impl Drop for Taken {
 }
 
 impl OwnerLane {
+    /// One of which nobody has the words yet, nor has given it a window.
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            words: Words::new(LANE_WORDS, false)?,
+            window: OnceCell::new(),
+            under_way: Cell::new(0),
+            left: Cell::new(0),
+            broken: Signal::default(),
+            is_broken: Cell::new(false),
+            woken: Signal::default(),
+            is_over: Cell::new(false),
+        })
+    }
+
     /// Looks at what has been asked, up to its turn's bound; how many requests that were.
     fn poll(self: &Rc<Self>, core: &Rc<MemberCore>, budget: usize) -> usize {
         let words = &self.words;
@@ -445,19 +450,6 @@ mod tests {
     use super::super::tests::stay_here;
     use super::*;
 
-    fn lane() -> OwnerLane {
-        OwnerLane {
-            words: Words::new(LANE_WORDS, false).expect("memory"),
-            window: OnceCell::new(),
-            under_way: Cell::new(0),
-            left: Cell::new(0),
-            broken: Signal::default(),
-            is_broken: Cell::new(false),
-            woken: Signal::default(),
-            is_over: Cell::new(false),
-        }
-    }
-
     /// Whether the core looks again within a few turns.
     async fn looks_soon(lane: &OwnerLane) -> bool {
         let mut more = pin!(lane.more(1));
@@ -475,7 +467,7 @@ mod tests {
     fn a_core_leaves_its_processor_to_the_thread_that_copies_there() {
         block_on(None, CoreOptions::default(), || async {
             stay_here();
-            let lane = lane();
+            let lane = OwnerLane::new().expect("memory");
             let from = |word| lane.words[ASKED_FROM].store(word, Ordering::Relaxed);
             for elsewhere in [0, processor_word() + 1] {
                 from(elsewhere);
