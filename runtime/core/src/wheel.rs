@@ -9,6 +9,8 @@
 //! Each level has 64 slots, 64 times as wide as those of the level below, and one word that says
 //! which are occupied. A timer sits at the level of the highest bit group in which its deadline
 //! differs from the clock, and moves down as the clock enters its slot: at most once per level.
+//! Each slot knows when its earliest timer is due, so that a core that sleeps is not woken to move
+//! timers down: it wakes when one fires.
 
 use core::mem;
 
@@ -57,11 +59,15 @@ pub struct TimersFull<T>(
 struct List {
     head: u32,
     tail: u32,
+    /// No timer of the list is due before; one that was cancelled may have been. Meaningless in an
+    /// empty list.
+    earliest_tick: u64,
 }
 
 const EMPTY: List = List {
     head: NIL,
     tail: NIL,
+    earliest_tick: 0,
 };
 
 #[derive(Debug)]
@@ -164,16 +170,21 @@ impl<T> Wheel<T> {
     /// A point no later than the first point at which [`Wheel::advance`] fires a timer, and later
     /// than the last [`Wheel::advance`]; `None` if no pending timer can ever fire.
     ///
-    /// It may be earlier than any deadline: advancing to it then moves timers to finer slots, and
-    /// the next answer is closer. A far timer costs one such turn per level.
+    /// It is the tick of the first deadline, unless the timer that was the first of its slot has
+    /// been cancelled: then advancing to it may fire nothing, and the next answer is closer.
     #[must_use]
     pub fn next_expiry(&self) -> Option<Time> {
-        let (_, start_tick) = self.first_occupied()?;
-        if start_tick >= NEVER_TICK {
+        let (list_index, start_tick) = self.first_occupied()?;
+        let earliest_tick = self.lists[list_index].earliest_tick;
+        assert!(
+            earliest_tick >= start_tick,
+            "a slot's timers lie within its width"
+        );
+        if earliest_tick >= NEVER_TICK {
             return None;
         }
         let next = self.advanced_to.as_ns().checked_add(1)?;
-        Some(Time::from_ns((start_tick << TICK_BITS).max(next)))
+        Some(Time::from_ns((earliest_tick << TICK_BITS).max(next)))
     }
 
     /// Moves the clock to `now` and appends the payloads of the timers that are due to `expired`,
@@ -258,7 +269,9 @@ impl<T> Wheel<T> {
         node.list_index = list_index;
         if tail == NIL {
             list.head = node_index;
+            list.earliest_tick = node.deadline_tick;
         } else {
+            list.earliest_tick = list.earliest_tick.min(node.deadline_tick);
             self.nodes[tail as usize].next = node_index;
         }
         self.occupied[level as usize] |= 1 << slot;
@@ -387,6 +400,34 @@ mod tests {
         wheel.insert(at_tick(5000), 4).expect("room");
         wheel.insert(at_tick(4991), 5).expect("room");
         assert_eq!(fired(&mut wheel, at_tick(1 << 40)), [5, 1, 3, 4]);
+    }
+
+    #[test]
+    fn far_timers_are_waited_for_at_once() {
+        let mut wheel = Wheel::new(at_tick(63));
+        for tick in [100_000, 4_097, 70_000_000] {
+            wheel.insert(at_tick(tick), 1).expect("room");
+        }
+        let mut turns = Vec::new();
+        while let Some(next) = wheel.next_expiry() {
+            assert_eq!(fired(&mut wheel, next), [1]);
+            turns.push(next);
+        }
+        assert_eq!(turns, [4_097, 100_000, 70_000_000].map(at_tick));
+    }
+
+    #[test]
+    fn a_slot_whose_first_timer_is_gone_costs_one_turn() {
+        let mut wheel = Wheel::new(Time::ZERO);
+        let first = wheel.insert(at_tick(4_100), 1).expect("room");
+        wheel.insert(at_tick(4_200), 2).expect("room");
+        wheel.insert(at_tick(4_150), 3).expect("room");
+        assert_eq!(wheel.cancel(first), Some(1));
+        assert_eq!(wheel.next_expiry(), Some(at_tick(4_100)));
+        assert_eq!(fired(&mut wheel, at_tick(4_100)), []);
+        assert_eq!(wheel.next_expiry(), Some(at_tick(4_150)));
+        assert_eq!(fired(&mut wheel, at_tick(4_150)), [3]);
+        assert_eq!(wheel.next_expiry(), Some(at_tick(4_200)));
     }
 
     #[test]
