@@ -100,7 +100,7 @@ impl NodeOptions {
             idle: Idle::default(),
             driver: DriverChoice::default(),
             connections_max: 1024,
-            huge_pages: HugePages::Never,
+            huge_pages: HugePages::Transparent,
             lock_memory: false,
             prefault: Prefault::default(),
             one_sided: true,

@@ -157,7 +157,7 @@ fn node_options(arguments: &ServeArguments, placement: Placement) -> NodeOptions
     let huge_pages = if arguments.huge_pages {
         HugePages::Prefer
     } else {
-        HugePages::Never
+        HugePages::Transparent
     };
     NodeOptions {
         weight: arguments.weight,

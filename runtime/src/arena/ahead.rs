@@ -15,13 +15,15 @@ use rustix::io::Errno;
 
 use super::chunk::Chunk;
 use super::mapping::Mapping;
+use super::transparent::HUGE_PAGE_BYTES;
 use super::{Arena, Inner};
 use crate::control::{ControlError, control};
 use crate::executor::Core;
 use crate::{Signal, time};
 
-/// What is touched by one call of the control thread, for which others wait: some 300 us to 1 ms.
-const STRETCH_BYTES: usize = 1 << 20;
+/// What is touched by one call of the control thread, for which others wait, from its first huge page on: 100 us, and up to
+/// some ms where the system has to find a huge page first, or has none.
+const STRETCH_BYTES: usize = HUGE_PAGE_BYTES;
 /// Pause where there is too much to do.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -114,7 +116,8 @@ impl Inner {
             let mut chunks = self.chunks.iter();
             let begun = chunks.find_map(|chunk| Some((chunk, chunk.untouched()?)));
             if let Some((chunk, rest)) = begun {
-                let end = rest.end.min(rest.start + STRETCH_BYTES);
+                let end = (rest.start + 1).next_multiple_of(STRETCH_BYTES);
+                let end = rest.end.min(end);
                 return Next::Stretch(Rc::clone(chunk), rest.start..end);
             }
             // What cannot be mapped now may be later, and is then touched by those who use it.
@@ -128,16 +131,17 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::{ArenaOptions, CHUNK_BYTES_MIN};
+    use crate::arena::ArenaOptions;
     use crate::{CoreOptions, block_on, spawn_local};
 
     const CHUNKS: usize = 3;
-    const ALL: usize = CHUNKS * CHUNK_BYTES_MIN;
+    const CHUNK_BYTES: usize = 2 * STRETCH_BYTES;
+    const ALL: usize = CHUNKS * CHUNK_BYTES;
 
     fn arena() -> Arena {
         Arena::new(ArenaOptions {
             bytes_max: ALL,
-            chunk_bytes: CHUNK_BYTES_MIN,
+            chunk_bytes: CHUNK_BYTES,
             ..ArenaOptions::default()
         })
     }
@@ -185,14 +189,14 @@ mod tests {
             assert_eq!(resident(&arena), 2 * ahead);
             drop(again);
             // The first chunk is all used: the next ones are begun.
-            let first = arena.alloc(CHUNK_BYTES_MIN).expect("room");
-            comes_to(&arena, CHUNK_BYTES_MIN + ahead, ahead).await;
-            let second = arena.alloc(CHUNK_BYTES_MIN).expect("room");
+            let first = arena.alloc(CHUNK_BYTES).expect("room");
+            comes_to(&arena, CHUNK_BYTES + ahead, ahead).await;
+            let second = arena.alloc(CHUNK_BYTES).expect("room");
             // The rest of the second is touched by who has it.
-            comes_to(&arena, CHUNK_BYTES_MIN + 2 * ahead, ahead).await;
-            let third = arena.alloc(CHUNK_BYTES_MIN).expect("room");
+            comes_to(&arena, CHUNK_BYTES + 2 * ahead, ahead).await;
+            let third = arena.alloc(CHUNK_BYTES).expect("room");
             task.await.expect("it ends by itself");
-            assert_eq!(resident(&arena), CHUNK_BYTES_MIN + 2 * ahead);
+            assert_eq!(resident(&arena), CHUNK_BYTES + 2 * ahead);
             drop((first, second, third));
         })
         .expect("a core");

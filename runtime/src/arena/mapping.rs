@@ -3,7 +3,8 @@
 use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
@@ -11,6 +12,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mm::{self, Advice, MapFlags, ProtFlags};
 
+use super::transparent::{self, HUGE_PAGE_BYTES};
 use super::{HugePages, Shortfall};
 
 /// A mapping of a memfd of its own, sealed against resizing. It lives as long as the value.
@@ -19,10 +21,12 @@ pub(super) struct Mapping {
     len: usize,
     /// Kept open: peers of the same host and devices get the memory through its descriptor.
     memfd: OwnedFd,
+    /// The system is to make huge pages of it, and has not said that it does not.
+    is_made_huge: AtomicBool,
 }
 
 // SAFETY: what it does on any thread is a call of the system on a range of addresses, whose bytes it neither reads
-// nor changes; it has no state that changes, and is unmapped once, by its last owner. Who reaches the bytes is the
+// nor changes; its only state that changes is atomic, and it is unmapped once, by its last owner. Who reaches the bytes is the
 // business of those who hand them out. Holds as long as the value.
 unsafe impl Send for Mapping {}
 
@@ -38,16 +42,27 @@ impl Mapping {
         lock: bool,
         shortfalls: &mut Vec<Shortfall>,
     ) -> Result<Self, Errno> {
-        let (memfd, base) = match huge_pages {
-            HugePages::Never => map_memfd(len, MemfdFlags::empty())?,
-            HugePages::Require => map_memfd(len, MemfdFlags::HUGETLB)?,
-            HugePages::Prefer => map_memfd(len, MemfdFlags::HUGETLB).or_else(|errno| {
-                shortfalls.push(Shortfall::HugePages(errno));
-                map_memfd(len, MemfdFlags::empty())
-            })?,
+        let plain = || map_memfd(len, MemfdFlags::empty());
+        let pooled = || map_memfd(len, MemfdFlags::HUGETLB);
+        let ((memfd, base), is_made_huge) = match huge_pages {
+            HugePages::Never => (plain()?, false),
+            HugePages::Transparent => (plain()?, true),
+            HugePages::Require => (pooled()?, false),
+            HugePages::Prefer => match pooled() {
+                Ok(mapped) => (mapped, false),
+                Err(errno) => {
+                    shortfalls.push(Shortfall::HugePages(errno));
+                    (plain()?, true)
+                }
+            },
         };
         // Owned from here on, so that an early return unmaps.
-        let mapping = Self { base, len, memfd };
+        let mapping = Self {
+            base,
+            len,
+            memfd,
+            is_made_huge: AtomicBool::new(is_made_huge),
+        };
         mapping.advise(0..len, Advice::LinuxDontFork)?;
         if lock {
             // SAFETY: base..base+len is the live mapping that `mapping` owns; locking changes no
@@ -64,7 +79,12 @@ impl Mapping {
     /// bytes and cannot shrink: the caller has checked that. A child of a fork does not inherit it.
     pub(super) fn of_file(memfd: OwnedFd, len: usize) -> Result<Self, Errno> {
         let base = map_shared(&memfd, len)?;
-        let mapping = Self { base, len, memfd };
+        let mapping = Self {
+            base,
+            len,
+            memfd,
+            is_made_huge: AtomicBool::new(false),
+        };
         mapping.advise(0..len, Advice::LinuxDontFork)?;
         Ok(mapping)
     }
@@ -92,9 +112,54 @@ impl Mapping {
         rustix::io::fcntl_dupfd_cloexec(&self.memfd, 0)
     }
 
-    /// Populates the pages of a part.
+    /// Populates the pages of a part, with huge ones where they are to be made and can be. What is read or written
+    /// there meanwhile waits for them.
     pub(super) fn populate(&self, part: Range<usize>) -> Result<(), Errno> {
+        if self.is_made_huge.load(Ordering::Relaxed) {
+            match self.make_huge(transparent::whole(&part)) {
+                Ok(()) | Err(Errno::AGAIN | Errno::BUSY) => {}
+                Err(errno) => {
+                    tracing::debug!(%errno, "the system makes no huge pages");
+                    self.is_made_huge.store(false, Ordering::Relaxed);
+                }
+            }
+        }
         self.advise(part, Advice::LinuxPopulateWrite)
+    }
+
+    /// Makes huge pages of a part that consists of whole ones.
+    fn make_huge(&self, part: Range<usize>) -> Result<(), Errno> {
+        if part.is_empty() || cfg!(miri) {
+            return Ok(());
+        }
+        let page_bytes = rustix::param::page_size();
+        // The system makes them of what has some page already.
+        for start in part.clone().step_by(HUGE_PAGE_BYTES) {
+            self.advise(start..start + page_bytes, Advice::LinuxPopulateWrite)?;
+        }
+        assert!(part.end <= self.len, "{part:?}");
+        // SAFETY: the assert keeps the part in the live mapping that `self` owns. Ends with the call.
+        let start = unsafe { self.base.add(part.start) };
+        let start = start.as_ptr().cast::<c_void>();
+        // SAFETY: as above.
+        unsafe { transparent::make(start, part.len()) }
+    }
+
+    /// Whether the system has not said yet that it makes no huge pages of it.
+    #[cfg(test)]
+    pub(super) fn makes_huge_pages(&self) -> bool {
+        self.is_made_huge.load(Ordering::Relaxed)
+    }
+
+    /// How many bytes lie in huge pages.
+    #[cfg(test)]
+    pub(super) fn huge(&self) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("procfs");
+        let begins = format!("{:x}-", self.base.addr());
+        let own = maps.lines().skip_while(|line| !line.starts_with(&begins));
+        let mut told = own.filter_map(|line| line.strip_prefix("ShmemPmdMapped:"));
+        let kib = told.next().and_then(|rest| rest.split_whitespace().next());
+        kib.and_then(|kib| kib.parse::<usize>().ok()).expect("KiB") * 1024
     }
 
     /// How many bytes have pages.
@@ -142,7 +207,7 @@ fn map_memfd(len: usize, _extra: MemfdFlags) -> Result<(OwnedFd, NonNull<u8>), E
     );
     // SAFETY: a fresh mapping at an address that the system chooses overlaps nothing. Ends at the
     // munmap in `Drop`.
-    let base = unsafe { libc::mmap(ptr::null_mut(), len, protection, flags, -1, 0) };
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
     let file = std::fs::File::open("/dev/null").map_err(|_| Errno::NFILE)?;
     Ok((
         file.into(),
@@ -163,12 +228,12 @@ fn map_memfd(len: usize, extra: MemfdFlags) -> Result<(OwnedFd, NonNull<u8>), Er
 
 /// Maps `len` bytes of a file that has them and is sealed against shrinking (every caller).
 fn map_shared(memfd: &OwnedFd, len: usize) -> Result<NonNull<u8>, Errno> {
-    // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing; the file has `len`
-    // bytes and is sealed against shrinking, so no access within `len` can fault. Ends at the munmap in
-    // `Drop`.
+    // SAFETY: a fresh mapping, which replaces none (an address that is taken is not used), overlaps nothing; the
+    // file has `len` bytes and is sealed against shrinking, so no access within `len` can fault. Ends at the munmap
+    // in `Drop`.
     let base = unsafe {
         mm::mmap(
-            ptr::null_mut(),
+            transparent::hint(len),
             len,
             ProtFlags::READ | ProtFlags::WRITE,
             MapFlags::SHARED,

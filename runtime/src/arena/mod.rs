@@ -10,7 +10,8 @@
 //! A [`RegionMut`] has one owner and may be written, by the program or by a device; a [`Region`] is
 //! shared and read-only, also by other threads ([`Borrowed`], and [`BorrowedMut`] before); [`Exposed`] memory, which need not be an arena's, may be written by anybody
 //! and is only copied; [`SharedMemory`] is such memory for several cores. Memory returns to its chunk when the last handle to it drops, so an
-//! operation in flight that holds a handle keeps the memory, whatever else happens.
+//! operation in flight that holds a handle keeps the memory, whatever else happens. What is touched before it is used
+//! is made of huge pages ([`HugePages::Transparent`]).
 
 mod ahead;
 mod chunk;
@@ -24,6 +25,7 @@ mod region;
 mod share;
 mod shared;
 mod summed;
+mod transparent;
 mod words;
 
 use std::cell::RefCell;
@@ -73,7 +75,7 @@ impl Default for ArenaOptions {
         Self {
             bytes_max: 256 * 1024 * 1024,
             chunk_bytes: 64 * 1024 * 1024,
-            huge_pages: HugePages::Never,
+            huge_pages: HugePages::Transparent,
             lock: false,
         }
     }
@@ -84,9 +86,14 @@ impl Default for ArenaOptions {
 pub enum HugePages {
     /// Plain pages only.
     Never,
-    /// Huge pages where the pool has enough of them, else plain pages; the fallback is reported.
+    /// What is touched beforehand ([`Arena::prefault`], [`Arena::touch_ahead`]) is touched as huge pages, which the
+    /// system makes of its free memory where it can (Linux 6.1 on), without a pool and without privileges; the rest has
+    /// plain pages.
+    Transparent,
+    /// Huge pages of the system's pool where it has enough of them, else [`Transparent`](Self::Transparent); the
+    /// fallback is reported.
     Prefer,
-    /// Huge pages or an error.
+    /// Huge pages of the pool or an error.
     Require,
 }
 
@@ -327,6 +334,50 @@ mod tests {
             chunk_bytes: CHUNK_BYTES_MIN,
             ..ArenaOptions::default()
         })
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no pages")]
+    fn what_is_touched_beforehand_lies_in_huge_pages_with_what_was_there() {
+        let arena = Arena::new(ArenaOptions {
+            bytes_max: 3 * CHUNK_BYTES_MIN,
+            chunk_bytes: 3 * CHUNK_BYTES_MIN,
+            ..ArenaOptions::default()
+        });
+        let mut kept = arena.alloc(CHUNK_BYTES_MIN + 5).expect("room");
+        kept.as_mut_slice()[..3].copy_from_slice(b"one");
+        kept.as_mut_slice()[CHUNK_BYTES_MIN + 2..].copy_from_slice(b"two");
+        // Another mapping, as other processes have it, from before.
+        let share = arena.share(0).expect("a memfd").expect("a chunk");
+        let view = View::map(share.memfd, 0, share.len_bytes).expect("a view");
+        arena.prefault().expect("memory");
+        let chunks = arena.inner.borrow().chunks.clone();
+        let mapping = chunks[0].mapping();
+        assert_eq!(mapping.resident(), 3 * CHUNK_BYTES_MIN);
+        if mapping.makes_huge_pages() {
+            assert_eq!(mapping.huge(), 3 * CHUNK_BYTES_MIN);
+        }
+        assert_eq!(&kept.as_slice()[..3], b"one");
+        assert_eq!(&kept.as_slice()[CHUNK_BYTES_MIN + 2..], b"two");
+        kept.as_mut_slice()[0] = b'O';
+        let mut seen = [0; 3];
+        view.copy_out_summed(0, &mut seen);
+        assert_eq!(&seen, b"One");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri knows no pages")]
+    fn plain_pages_stay_plain() {
+        let arena = Arena::new(ArenaOptions {
+            bytes_max: CHUNK_BYTES_MIN,
+            chunk_bytes: CHUNK_BYTES_MIN,
+            huge_pages: HugePages::Never,
+            ..ArenaOptions::default()
+        });
+        arena.prefault().expect("memory");
+        let chunks = arena.inner.borrow().chunks.clone();
+        assert_eq!(chunks[0].mapping().resident(), CHUNK_BYTES_MIN);
+        assert_eq!(chunks[0].mapping().huge(), 0);
     }
 
     #[test]

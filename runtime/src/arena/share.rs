@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use super::Exposed;
 use super::summed::{Then, copy_summed};
+use super::transparent::{HUGE_PAGE_BYTES, hint};
 
 /// Bytes that are summed at a time: as many as stay in the nearest cache.
 const TURN_BYTES: usize = 16 * 1024;
@@ -83,12 +84,19 @@ impl View {
         let first = offset_bytes / page * page;
         let fit = |bytes: u64| usize::try_from(bytes).map_err(|_| MapError::BadRange);
         let (skipped, mapped) = (fit(offset_bytes - first)?, fit(end - first)?);
-        // SAFETY: a fresh mapping at an address that the kernel chooses overlaps nothing. The file cannot
-        // shrink (its seals were checked, and seals stay), so no access within `mapped` can fault. Ends
-        // at the munmap in `Drop`.
+        // Which has huge pages where the file has them, if what is mapped begins with one.
+        let is_whole = first.is_multiple_of(HUGE_PAGE_BYTES as u64);
+        let place = if is_whole {
+            hint(mapped)
+        } else {
+            ptr::null_mut()
+        };
+        // SAFETY: a fresh mapping, which replaces none (an address that is taken is not used), overlaps nothing.
+        // The file cannot shrink (its seals were checked, and seals stay), so no access within `mapped` can
+        // fault. Ends at the munmap in `Drop`.
         let base = unsafe {
             mm::mmap(
-                ptr::null_mut(),
+                place,
                 mapped,
                 ProtFlags::READ,
                 MapFlags::SHARED,
