@@ -235,7 +235,7 @@ fn serve_engine(cpu: usize, spin: Duration) -> io::Result<()> {
         let engine = Engine::start(options).map_err(io::Error::other)?;
         for (name, skipped) in [(SEGMENT, 0), (SEGMENT_PART, 4096)] {
             let len = skipped + SEGMENT_BYTES;
-            let whole = Exposed::map(len, HugePages::Never, &mut Vec::new())?;
+            let whole = Exposed::map(len, HugePages::Transparent, &mut Vec::new())?;
             whole.copy_in(0, &vec![7; len]);
             let memory = whole.slice(skipped, SEGMENT_BYTES);
             let registered = engine.register(memory, &RegisterOptions::named(name));

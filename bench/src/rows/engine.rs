@@ -69,7 +69,7 @@ async fn post(server: SocketAddr, pace: Pace, moves: Moves) -> Result<Calls, Fai
     let len = moves.requests * moves.bytes;
     // What is no whole mapping is not lent as one.
     let skipped = if moves.path == Path::Trusted { 4096 } else { 0 };
-    let whole = Exposed::map(skipped + len, HugePages::Never, &mut Vec::new())?;
+    let whole = Exposed::map(skipped + len, HugePages::Transparent, &mut Vec::new())?;
     let memory = whole.slice(skipped, len);
     memory.copy_in(0, &vec![3; len]);
     let batch = prepare(&memory, &remote, moves)?;

@@ -127,6 +127,17 @@ impl Mapping {
         self.advise(part, Advice::LinuxPopulateWrite)
     }
 
+    /// Whether the system makes huge pages now: one, of which nothing is left.
+    pub(super) fn probe_huge() -> Result<(), Errno> {
+        let mapping = Self::new(
+            HUGE_PAGE_BYTES,
+            HugePages::Transparent,
+            false,
+            &mut Vec::new(),
+        )?;
+        mapping.make_huge(0..HUGE_PAGE_BYTES)
+    }
+
     /// Makes huge pages of a part that consists of whole ones.
     fn make_huge(&self, part: Range<usize>) -> Result<(), Errno> {
         if part.is_empty() || cfg!(miri) {

@@ -43,6 +43,7 @@ pub use exposed::{Exposed, ForeignMemory};
 pub use extent::{Extent, ExtentGuard};
 pub use handle::ChunkHandle;
 pub use lent::{Borrowed, BorrowedMut, Lender, LenderMut};
+use mapping::Mapping;
 pub use process::ProcessMemory;
 pub use region::{Region, RegionMut};
 pub use share::{MapError, Share, View};
@@ -86,15 +87,24 @@ impl Default for ArenaOptions {
 pub enum HugePages {
     /// Plain pages only.
     Never,
-    /// What is touched beforehand ([`Arena::prefault`], [`Arena::touch_ahead`]) is touched as huge pages, which the
-    /// system makes of its free memory where it can (Linux 6.1 on), without a pool and without privileges; the rest has
-    /// plain pages.
+    /// What is touched beforehand ([`Arena::prefault`], [`Arena::touch_ahead`]; all of what is [`Exposed::map`]ped) is
+    /// touched as huge pages, which the system makes of its free memory where it can (Linux 6.1 on), without a pool and
+    /// without privileges; the rest has plain pages.
     Transparent,
     /// Huge pages of the system's pool where it has enough of them, else [`Transparent`](Self::Transparent); the
     /// fallback is reported.
     Prefer,
     /// Huge pages of the pool or an error.
     Require,
+}
+
+/// Whether the system makes huge pages of its free memory, as [`HugePages::Transparent`] has it: it is asked for one.
+///
+/// # Errors
+/// The system's: `INVAL` from one that cannot (before Linux 6.1, or without transparent huge pages), others where it has
+/// none to give.
+pub fn makes_huge_pages() -> Result<(), Errno> {
+    Mapping::probe_huge()
 }
 
 /// What an arena asked the system for and did not get. The arena works without it.
@@ -337,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri knows no pages")]
+    #[cfg(not(miri))]
     fn what_is_touched_beforehand_lies_in_huge_pages_with_what_was_there() {
         let arena = Arena::new(ArenaOptions {
             bytes_max: 3 * CHUNK_BYTES_MIN,
@@ -366,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "Miri knows no pages")]
+    #[cfg(not(miri))]
     fn plain_pages_stay_plain() {
         let arena = Arena::new(ArenaOptions {
             bytes_max: CHUNK_BYTES_MIN,

@@ -112,6 +112,9 @@ impl SharedMemory {
             return Err(Errno::INVAL);
         }
         let mapping = Mapping::new(len, huge_pages, false, shortfalls)?;
+        if huge_pages == HugePages::Transparent {
+            mapping.populate(0..len)?;
+        }
         Ok(Self(Arc::new(Whole {
             address: mapping.base(),
             len,

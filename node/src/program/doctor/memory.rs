@@ -1,13 +1,14 @@
 //! Huge pages.
 
+use lunette::runtime::arena::makes_huge_pages;
+use rustix::io::Errno;
+
 use super::check::Check;
 use super::system::System;
 use crate::program::size::Size;
 
-const TRANSPARENT: &str = "sys/kernel/mm/transparent_hugepage/enabled";
-
 pub(super) fn checks(system: &System) -> [Check; 2] {
-    [reserved(system), transparent(system)]
+    [reserved(system), transparent(makes_huge_pages())]
 }
 
 fn reserved(system: &System) -> Check {
@@ -36,24 +37,22 @@ fn field(memory: &str, name: &str) -> Option<u64> {
     value.split_whitespace().next()?.parse().ok()
 }
 
-fn transparent(system: &System) -> Check {
+/// What nodes' memory is made of without a pool.
+fn transparent(made: Result<(), Errno>) -> Check {
     let name = "transparent huge pages";
-    let modes = system.text(TRANSPARENT).unwrap_or_default();
-    match chosen(&modes) {
-        Some(mode @ ("always" | "madvise")) => Check::ok(name, mode),
-        Some(mode) => Check::warn(name, mode, format!("echo madvise > /{TRANSPARENT}")),
-        None => Check::warn(
+    match made {
+        Ok(()) => Check::ok(name, "made of free memory"),
+        Err(Errno::INVAL) => Check::warn(
             name,
-            "not offered by this kernel",
-            "run a kernel with CONFIG_TRANSPARENT_HUGEPAGE, or reserve huge pages",
+            "not made by this kernel: copies take a fifth longer",
+            "run Linux 6.1 or later with CONFIG_TRANSPARENT_HUGEPAGE, or reserve huge pages",
+        ),
+        Err(errno) => Check::warn(
+            name,
+            format!("none to be had now ({errno}): copies take a fifth longer"),
+            "free memory, or reserve huge pages at boot",
         ),
     }
-}
-
-/// Of `always [madvise] never`, the word in brackets.
-fn chosen(modes: &str) -> Option<&str> {
-    let (_, rest) = modes.split_once('[')?;
-    Some(rest.split_once(']')?.0)
 }
 
 #[cfg(test)]
@@ -81,20 +80,12 @@ mod tests {
     }
 
     #[test]
-    fn the_mode_in_brackets_is_the_chosen_one() {
-        let state = |modes| {
-            let (_folder, system) = System::of(&[(TRANSPARENT, modes)]);
-            let check = transparent(&system);
-            (check.found, check.state)
-        };
-        assert_eq!(
-            state("always [madvise] never\n"),
-            ("madvise".to_owned(), State::Ok)
-        );
-        assert_eq!(
-            state("always madvise [never]\n"),
-            ("never".to_owned(), State::Warn)
-        );
-        assert_eq!(state("always\n").1, State::Warn);
+    fn huge_pages_are_made_or_it_says_why_not() {
+        assert_eq!(transparent(Ok(())).state, State::Ok);
+        let old = transparent(Err(Errno::INVAL));
+        assert_eq!(old.state, State::Warn);
+        assert!(old.found.contains("by this kernel"), "{}", old.found);
+        let full = transparent(Err(Errno::NOMEM));
+        assert!(full.found.contains("now"), "{}", full.found);
     }
 }
