@@ -2,7 +2,7 @@
 //! while idle.
 #![forbid(unsafe_code)]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use crossbeam::queue::ArrayQueue;
 use lunette_runtime::{
     CoreCounts, CoreOptions, CoreWaker, DriverKind, Idle, Placement, Runtime, Source, add_source,
-    block_on, core_counts, core_waker, driver, spawn_on, time,
+    block_on, core_counts, core_waker, driver, spawn_local, spawn_on, time,
 };
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::time::Time;
@@ -336,4 +336,71 @@ fn efficient() -> CoreOptions {
         idle: Idle::Efficient,
         ..CoreOptions::default()
     }
+}
+
+/// What a task of the same core puts there, for another one.
+#[derive(Default)]
+struct Shelf {
+    /// How many turns the task that is always ready has had.
+    turns: Cell<u64>,
+    put: Cell<bool>,
+    seen: Cell<bool>,
+    waiting: RefCell<Option<Waker>>,
+}
+
+struct ShelfSource(Rc<Shelf>);
+
+impl Source for ShelfSource {
+    fn poll(&mut self, _budget: usize) -> usize {
+        if !self.0.put.take() {
+            return 0;
+        }
+        self.0.seen.set(true);
+        if let Some(waker) = self.0.waiting.take() {
+            waker.wake();
+        }
+        1
+    }
+
+    fn try_park(&mut self) -> bool {
+        !self.0.put.get()
+    }
+
+    fn unpark(&mut self) {}
+}
+
+#[test]
+fn tasks_that_are_always_ready_keep_no_source_waiting_for_a_whole_turn() {
+    const ROUNDS: u64 = 50;
+    let delays = block_on(None, CoreOptions::default(), || async {
+        let shelf = Rc::new(Shelf::default());
+        let _source = add_source(ShelfSource(Rc::clone(&shelf))).ok();
+        let busy = Rc::clone(&shelf);
+        let ready = spawn_local(async move {
+            // 64 tasks are a turn's worth: each round begins elsewhere in one.
+            for turn in 1..=ROUNDS * 101 {
+                busy.turns.set(turn);
+                if turn % 101 == 0 {
+                    busy.put.set(true);
+                }
+                time::yield_now().await;
+            }
+        });
+        let mut delays = Vec::new();
+        for round in 1..ROUNDS {
+            poll_fn(|cx| {
+                if shelf.seen.take() {
+                    return Poll::Ready(());
+                }
+                *shelf.waiting.borrow_mut() = Some(cx.waker().clone());
+                Poll::Pending
+            })
+            .await;
+            delays.push(shelf.turns.get() - round * 101);
+        }
+        ready.await.expect("it ends");
+        delays
+    });
+    let delays = delays.expect("a core");
+    assert!(delays.iter().all(|delay| *delay <= 8), "{delays:?}");
 }

@@ -190,12 +190,14 @@ impl MemberCore {
             return;
         }
         let mut now = time::now();
+        let mut has_done = false;
         for done in 1_usize.. {
             let deed = self.deeds.next();
             // What follows from one event happens at one time, if it is not much: leases are looked at by this clock.
             if done.is_multiple_of(DEEDS_AT_ONE_TIME) {
                 now = time::now();
             }
+            has_done |= deed.is_some();
             match deed {
                 None => break,
                 Some(Deed::ToHome(from, epoch, item)) => {
@@ -221,7 +223,10 @@ impl MemberCore {
             }
         }
         self.deeds.is_settling.set(false);
-        self.busy.raise();
+        // A lookup leaves nothing to come back to, and its answer does not wait for what would look.
+        if has_done || !self.is_idle() {
+            self.busy.raise();
+        }
     }
 
     fn tell_owner(&self, now: Time, from: Seat, epoch: Epoch, item: ToOwner) {

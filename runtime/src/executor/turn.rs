@@ -8,10 +8,13 @@ use crate::process;
 
 /// Looks at driver and inbox in one turn of a core that spins.
 const LOOKS_PER_TURN: usize = 16;
-/// Completions taken from one source in one turn.
+/// Completions taken from one source at one look.
 const SOURCE_BUDGET: usize = 64;
-/// Messages from other cores taken in one turn.
-const MESSAGES_PER_TURN_MAX: usize = 64;
+/// Messages from other cores taken at one look.
+const MESSAGES_PER_LOOK_MAX: usize = 64;
+/// Tasks that run between two looks for what comes through memory, which costs as little as one of them: others wait for
+/// it meanwhile, while the driver, which is dear to ask, is asked after all of a turn's tasks.
+const TASKS_PER_LOOK: usize = 8;
 
 /// What a core does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +80,7 @@ impl Core {
     fn run_ready(&self, reorder: impl Fn()) -> bool {
         self.scheduler.begin_turn();
         let mut worked = false;
-        loop {
+        for ran in 1_usize.. {
             reorder();
             let Some((task, choice)) = self.scheduler.next() else {
                 break;
@@ -92,6 +95,11 @@ impl Core {
                 task.run(&self.scheduler);
             }
             worked = true;
+            if ran.is_multiple_of(TASKS_PER_LOOK) {
+                self.inbox.pulse().leave_task();
+                self.take_inbox();
+                self.poll_sources();
+            }
         }
         if worked {
             self.inbox.pulse().leave_task();
@@ -101,7 +109,7 @@ impl Core {
 
     fn take_inbox(&self) -> bool {
         let mut worked = self.scheduler.take_woken();
-        for _ in 0..MESSAGES_PER_TURN_MAX {
+        for _ in 0..MESSAGES_PER_LOOK_MAX {
             let Some(message) = self.inbox.next_message() else {
                 break;
             };
