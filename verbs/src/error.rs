@@ -84,7 +84,8 @@ pub enum RequestError {
     /// It failed and broke the queue pair. Whether the peer's memory changed is not known.
     #[error("{0}")]
     Failed(Status),
-    /// The queue pair broke before it was done. Whether the peer's memory changed is not known.
+    /// The queue pair broke before it was done. Whether the peer's memory changed is not known. Where
+    /// the device says why, it may do so later: see [`QueuePair::cause`](crate::QueuePair::cause).
     #[error("flushed: the queue pair broke")]
     Flushed,
     /// Its deadline passed, which broke the queue pair.

@@ -293,13 +293,19 @@ mod tests {
             let (outcome, piece) = request.await;
             assert!(piece.is_some(), "memory comes back in every case");
             let refused = Err(RequestError::Refused);
+            // What the adapter flushes may be told before it says why.
             let declared = Err(RequestError::Declared(cause));
-            let is_known = [Ok(()), refused, declared].contains(&outcome);
+            let flushed = Err(RequestError::Flushed);
+            let is_known = [Ok(()), refused, declared, flushed].contains(&outcome);
             assert!(is_known, "{outcome:?}, seed {seed}");
             let is_there = rig.other.seen(8 * at, 8) == [1; 8];
             assert!(outcome != refused || !is_there, "nothing was done");
             ended.push((outcome.is_ok(), is_there));
         }
+        while pair.cause().is_none() {
+            time::yield_now().await;
+        }
+        assert_eq!(pair.cause(), Some(cause), "seed {seed}");
         let counts = pair.counts();
         assert!(counts.retired >= counts.posted, "{counts:?}");
         ended
