@@ -32,6 +32,8 @@ pub const OPERATIONS_MAX: usize = 4096;
 pub const RESEND: Duration = Duration::from_millis(80);
 /// How long to wait after an answer that nothing was done.
 pub const PAUSE: Duration = Duration::from_millis(20);
+/// A write that did nothing is not sent again when there is no time left for so many answers as the last one.
+const ANSWERS_LEFT: u32 = 4;
 
 /// What an operation is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +83,8 @@ pub enum Outcome {
     },
     /// Time is over, and nothing was done. It may be asked again.
     TimedOut,
+    /// As `TimedOut`, of a write for which who was asked last had no room.
+    NoRoom,
     /// It is not known whether it was done, now or later.
     Interrupted,
 }
@@ -144,8 +148,27 @@ struct Operation {
     request: RequestId,
     /// Whether this request may have been begun somewhere.
     is_begun: bool,
+    /// When a write was first sent as this request.
+    begun_at: Time,
+    /// Whether who was last asked to write had no room.
+    has_no_room: bool,
+    /// How long the last answer to a write took that did nothing.
+    answer_took: Duration,
     stage: Stage,
     until: Time,
+}
+
+impl Operation {
+    /// Whether it is asked again at the end of a pause. A write is not whose answer might come too late: that it did nothing
+    /// is known, and would not be then.
+    fn is_due(&self, now: Time) -> bool {
+        match self.stage {
+            Stage::Pausing(until) => {
+                now >= until && now + ANSWERS_LEFT * self.answer_took < self.until
+            }
+            Stage::Asked { at, .. } | Stage::Reading { at, .. } => now >= at + RESEND,
+        }
+    }
 }
 
 type Out<'a> = &'a mut Vec<AskerAction>;
@@ -214,6 +237,9 @@ impl Asker {
             wish,
             request,
             is_begun,
+            begun_at: now,
+            has_no_room: false,
+            answer_took: Duration::ZERO,
             stage,
             until,
         };
@@ -272,6 +298,9 @@ impl Asker {
         }
         if let Wish::Write(seat, ask) | Wish::WriteOnce(seat, ask) = operation.wish {
             let wait_ms = u32::try_from(until.since(now).as_millis()).unwrap_or(u32::MAX);
+            if !operation.is_begun {
+                operation.begun_at = now;
+            }
             operation.is_begun = true;
             operation.stage = Stage::Asked { seat, at: now };
             let ask = WriteAsk {
@@ -410,7 +439,13 @@ impl Asker {
             WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable if is_once => {
                 self.end(id, Outcome::Written(answer), out);
             }
-            WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable => self.pause(now, id),
+            WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable => {
+                let took = now.since(operation.begun_at);
+                self.pause(now, id);
+                let operation = self.operations.get_mut(&id).expect("under way");
+                operation.has_no_room = answer == WriteAnswer::Full;
+                operation.answer_took = took;
+            }
         }
     }
 
@@ -442,19 +477,15 @@ impl Asker {
         for id in ids {
             let operation = &self.operations[&id];
             if now >= operation.until {
-                let outcome = if operation.is_begun {
-                    Outcome::Interrupted
-                } else {
-                    Outcome::TimedOut
+                let outcome = match (operation.is_begun, operation.has_no_room) {
+                    (true, _) => Outcome::Interrupted,
+                    (false, true) => Outcome::NoRoom,
+                    (false, false) => Outcome::TimedOut,
                 };
                 self.end(id, outcome, out);
                 continue;
             }
-            let is_due = match &operation.stage {
-                Stage::Pausing(until) => now >= *until,
-                Stage::Asked { at, .. } | Stage::Reading { at, .. } => now >= *at + RESEND,
-            };
-            if is_due && !self.look_elsewhere(now, id) {
+            if operation.is_due(now) && !self.look_elsewhere(now, id) {
                 self.send(now, id, out);
             }
         }

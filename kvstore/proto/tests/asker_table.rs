@@ -2,6 +2,8 @@
 
 #![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
 
+use core::time::Duration;
+
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::asker::{
@@ -262,6 +264,60 @@ fn at_the_end_it_says_what_it_knows() {
     }
     assert!(Outcome::Unknown.is_miss_to_callers() && Outcome::Miss.is_miss_to_callers());
     assert!(!Outcome::TimedOut.is_miss_to_callers());
+}
+
+/// Of a write that nobody began, it says whether there was no room when it was last asked for.
+#[test]
+fn a_write_that_found_no_room_says_so_at_the_end() {
+    let (full, busy) = (WriteAnswer::Full, WriteAnswer::Busy);
+    for (answers, expected) in [
+        (vec![full], Outcome::NoRoom),
+        (vec![busy, full], Outcome::NoRoom),
+        (vec![full, busy], Outcome::TimedOut),
+        (vec![full, WriteAnswer::Unavailable], Outcome::TimedOut),
+    ] {
+        let mut asker = asker();
+        let mut asked = requests(&begin(&mut asker, Wish::Write(SEAT, ASK)));
+        for (turn, &answer) in (1..).zip(&answers) {
+            let (now, mut out) = (Time::ZERO + PAUSE * turn, Vec::new());
+            asker.on_written(now, asked[0], answer, &mut out);
+            assert_eq!(out, [], "{answers:?}: it is not over");
+            if usize::try_from(turn) != Ok(answers.len()) {
+                asker.on_tick(now + PAUSE, &mut out);
+                asked = requests(&out);
+            }
+        }
+        let then = then(&mut asker, |asker, out| asker.on_tick(END, out));
+        assert_eq!(then, Ends(expected), "{answers:?}");
+    }
+    assert!(!Outcome::NoRoom.is_miss_to_callers());
+}
+
+/// What did nothing is not asked for again when the answer might come too late, and whether it did would not be known.
+#[test]
+fn a_write_is_not_sent_again_when_little_time_is_left() {
+    let late = Duration::from_millis(30);
+    let pause_ends = END.since(Time::ZERO) - 4 * late;
+    for (left, expected) in [
+        (Duration::from_nanos(1), Outcome::Interrupted),
+        (Duration::ZERO, Outcome::NoRoom),
+    ] {
+        let mut asker = asker();
+        let pause_ends = Time::ZERO + (pause_ends - left);
+        let asked = Time::ZERO + (pause_ends.since(Time::ZERO) - PAUSE - late);
+        let mut out = Vec::new();
+        let begun = asker.begin(asked, KEY, CACHE, Wish::Write(SEAT, ASK), END, &mut out);
+        assert!(begun.is_ok());
+        asker.on_written(
+            asked + late,
+            RequestId(1),
+            WriteAnswer::Full,
+            &mut Vec::new(),
+        );
+        asker.on_tick(pause_ends, &mut Vec::new());
+        let then = then(&mut asker, |asker, out| asker.on_tick(END, out));
+        assert_eq!(then, Ends(expected), "{left:?}");
+    }
 }
 
 #[test]

@@ -46,7 +46,7 @@ impl ClusterClient {
     ///
     /// # Errors
     /// [`StoreError`]: `TimedOut` if nothing was done in time; `Interrupted` if it may have been; `Refused` as
-    /// `Full` if there is no room, or not for all parts of an object at a time; `ValueTooLong`
+    /// `Full` if there was no room all that time, or not for all parts of an object at a time; `ValueTooLong`
     /// if it is longer than [`OBJECT_LEN_MAX`].
     pub async fn put(
         &self,
@@ -704,6 +704,7 @@ pub(super) fn stored(ended: Ended) -> Result<Option<Stored>, StoreError> {
     match ended.outcome.map_err(StoreError::local)? {
         Outcome::Written(answer) => stored_as(answer),
         Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
+        Outcome::NoRoom => Err(StoreError::local(StoreErrorKind::Refused(Status::Full))),
         _ => Err(StoreError::local(StoreErrorKind::Interrupted)),
     }
 }

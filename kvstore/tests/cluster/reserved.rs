@@ -193,6 +193,28 @@ fn reservations_have_a_part_of_the_memory_and_no_more() {
     });
 }
 
+/// Where all memory is kept for something that is not there yet, by whom the put is and whoever puts it.
+#[test]
+fn a_put_that_finds_no_room_all_its_time_says_so() {
+    run(WORLDS, || async {
+        let mut scene = Scene::of(1, 8 * MIB).await;
+        scene.set_client_timeout(Duration::from_secs(1));
+        for client in [scene.client().await, scene.inside(0).await] {
+            let kept = reserve(&client, 1, 7 << 20).await;
+            let put = async || {
+                let value = Value::new(pattern(2, 1 << 20));
+                client.put(&key(2), value, PutOptions::default()).await
+            };
+            let error = put().await.expect_err("no room");
+            assert_eq!(error.kind, StoreErrorKind::Refused(Status::Full));
+            assert!(error.is_backpressure() && error.is_retryable());
+            kept.revoke().await.expect("room");
+            assert!(matches!(put().await, Ok(Stored::Written { .. })));
+            client.remove(&[key(2)]).await.remove(0).expect("removed");
+        }
+    });
+}
+
 #[test]
 fn a_commit_finds_the_keys_new_home() {
     run(WORLDS, || async {

@@ -165,7 +165,7 @@ impl Oracle {
                 is_sure: true,
             },
             Outcome::Interrupted => End::Unsure,
-            Outcome::Written(_) | Outcome::TimedOut => End::Undone,
+            Outcome::Written(_) | Outcome::TimedOut | Outcome::NoRoom => End::Undone,
             Outcome::Hit(_) | Outcome::Found(_) | Outcome::Miss | Outcome::Unknown => End::Undone,
         };
         let operation = operation.clone();

@@ -215,7 +215,7 @@ pub(super) const fn is_there(error: &StoreError) -> bool {
         error.kind,
         StoreErrorKind::TimedOut
             | StoreErrorKind::TooManyOperations
-            | StoreErrorKind::Refused(Status::Unfinished)
+            | StoreErrorKind::Refused(Status::Unfinished | Status::Full)
     )
 }
 
