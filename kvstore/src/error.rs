@@ -324,6 +324,16 @@ pub enum NodeError {
     /// There is a drive and no cluster.
     #[error("drives are for members of a cluster")]
     DriveAlone,
+    /// There are more drives than cores. A core writes to one, so some would be left out.
+    #[error(
+        "{drives} drives, and {cores} cores of which each takes one: have as many cores, or name fewer drives"
+    )]
+    DrivesBeyondCores {
+        /// The drives.
+        drives: usize,
+        /// The cores.
+        cores: usize,
+    },
     /// A core ended while it was being asked.
     #[error(transparent)]
     Core(#[from] MeshError),

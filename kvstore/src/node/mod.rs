@@ -224,6 +224,7 @@ impl SeatedNode {
     pub async fn start(options: NodeOptions) -> Result<Self, NodeError> {
         let cores = core_count();
         let limits = options.core_limits(cores)?;
+        options.check_drives(cores)?;
         ClusterMap::new(vec![options.member(cores)])?;
         // Another one in each life, and never 0.
         let incarnation = entropy() | 1;

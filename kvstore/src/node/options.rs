@@ -137,6 +137,15 @@ impl NodeOptions {
 }
 
 impl NodeOptions {
+    /// That each drive has one of so many cores.
+    pub(super) fn check_drives(&self, cores: usize) -> Result<(), NodeError> {
+        let drives = self.tier.as_ref().map_or(0, |tier| tier.places.len());
+        if drives > cores {
+            return Err(NodeError::DrivesBeyondCores { drives, cores });
+        }
+        Ok(())
+    }
+
     /// What one of so many cores may hold.
     pub(super) fn core_limits(&self, cores: usize) -> Result<ShardLimits, NodeError> {
         let high = self.memory_bytes / (cores as u64).max(1);

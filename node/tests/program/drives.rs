@@ -1,7 +1,7 @@
 //! Nodes whose drives take what leaves memory.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -164,6 +164,61 @@ fn two_nodes_do_not_share_a_folder() {
     let told = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success());
     assert!(told.contains("another process uses this drive"), "{told}");
+}
+
+#[test]
+fn a_drive_that_no_core_would_take_is_refused() {
+    let town = Town::new();
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let first = drive(folders[0].path());
+    let second = ["--drive", folders[1].path().to_str().expect("text")];
+    let refused = town
+        .member(1, &[&first[..], &second].concat())
+        .output()
+        .expect("it ends");
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success());
+    assert!(told.contains("2 drives, and 1 cores"), "{told}");
+}
+
+#[test]
+fn each_core_has_its_drive_and_one_that_is_damaged_takes_nothing_of_the_other() {
+    let town = Town::new();
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let second = folders[1].path().to_str().expect("text");
+    let more = drive(folders[0].path());
+    let more = [&more[..], &["--drive", second, "--core-count", "2"]].concat();
+    let objects = |node: &Node| {
+        ["{core=\"0\"}", "{core=\"1\"}"]
+            .map(|core| value(&scrape(node), "lunette_store_drive_objects", core))
+    };
+    let node = Node::spawn(&mut town.member(1, &more));
+    let other = Node::spawn(&mut town.member(2, &[]));
+    await_members(&other, 2);
+    with_client(&node, PATIENT, |client| async move {
+        put_all(&client, MANY).await;
+    });
+    let [damaged, whole] = objects(&node);
+    assert!(damaged > 50.0 && whole > 50.0, "{damaged}, {whole}");
+    send(&node.child, Signal::KILL);
+    drop(node);
+    await_members(&other, 1);
+    let without = with_client(&other, PATIENT, |client| async move {
+        found(&client, MANY).await
+    });
+    let log = folders[0].path().join("lunette-0.log");
+    let log = File::options().write(true).open(log).expect("its log");
+    log.write_all_at(&[0xa5; 4 << 20], 2 << 20)
+        .expect("written");
+    let node = Node::spawn(&mut town.member(1, &more));
+    await_members(&other, 2);
+    await_that("what the other drive has is found", || {
+        let found = with_client(&other, PATIENT, |client| async move {
+            found(&client, MANY).await
+        });
+        found as f64 > without as f64 + whole * 0.8
+    });
+    assert!(objects(&node)[0] < damaged, "{:?}", objects(&node));
 }
 
 #[test]

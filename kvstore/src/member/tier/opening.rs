@@ -42,7 +42,7 @@ const TRY_AGAIN: Duration = Duration::from_millis(50);
 /// The drives that a member's cores have what leaves memory written to.
 #[derive(Clone, Debug)]
 pub struct TierOptions {
-    /// Where they are. Cores take them in turn. At least one.
+    /// Where they are. Cores take them in turn. At least one, and no more than cores.
     pub places: Vec<TierPlace>,
     /// What they take in all, in bytes. The cores have equal parts of it.
     pub capacity_bytes: u64,

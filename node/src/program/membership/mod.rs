@@ -178,7 +178,7 @@ pub(crate) struct JoinArguments {
         requires = "cluster"
     )]
     rdma: Vec<String>,
-    /// Where what leaves the memory goes; the cores take several in turn. A folder, on a drive of its own: a file for
+    /// Where what leaves the memory goes; the cores take several in turn, each one of them. A folder, on a drive of its own: a file for
     /// each core is made there. A block device, or the character device of an NVMe namespace (/dev/ng0n1), or a
     /// namespace over NVMe/TCP (nvme://HOST:PORT/NQN?nsid=1): each core takes a part of it, which is claimed, so that
     /// no other node writes there. Further addresses of a target follow the first with commas; digests=both may follow
