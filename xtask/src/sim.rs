@@ -25,6 +25,19 @@ const QUICK_MUTANTS: [&str; 7] = [
     "generation-ignored",
     "repair-forgotten",
 ];
+/// Bugs of machines that are under test without a cluster around them.
+const MACHINE_MUTANTS: [&str; 10] = [
+    "test",
+    "--profile",
+    "sim",
+    "--locked",
+    "-p=lunette-kvstore-proto",
+    "-p=lunette-kvstore-log",
+    "--features=lunette-kvstore-proto/mutants,lunette-kvstore-log/mutants",
+    "--test=home_mutants",
+    "--test=log_mutants",
+    "--no-fail-fast",
+];
 /// Seeds that run on two machines: one of them is emulated, and slow.
 const MACHINE_SEEDS: &str = "30";
 /// Limit of them there.
@@ -86,7 +99,7 @@ pub(crate) fn check(workspace: &Workspace) -> Result<(), TaskError> {
         run.args(["--scenario", scenario, "--mutant", mutant]);
         workspace::run(run.args(["--seeds", MUTANT_SEEDS]))?;
     }
-    Ok(())
+    workspace::run(&mut workspace.cargo(MACHINE_MUTANTS))
 }
 
 /// Runs the same seeds on two machines, and compares the hashes of all that happened.
