@@ -1,8 +1,8 @@
 //! Members of a cluster: one seed from beginning to end.
 //!
 //! Three to seven members and their clients, in processes of their own and beside a member's cores; a
-//! coordinator, which works throughout. Each world has a kill, a partition, and so a change of the map. In worlds with
-//! adapters members and clients have two each, of one fabric.
+//! coordinator, which in some worlds does nothing for a while. Each world has a kill, a partition, and so a change of the
+//! map. In worlds with adapters members and clients have two each, of one fabric.
 
 mod adapters;
 mod copies;

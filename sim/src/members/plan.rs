@@ -49,6 +49,8 @@ pub(super) enum Fault {
     /// Each of its turns takes this many times longer.
     Slow(u8, u32),
     ClockJump(u8, Duration),
+    /// The coordinator does nothing, and forgets nothing.
+    Coordinator,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +99,10 @@ impl Plan {
             faults.push(planned(&mut random, fault));
         }
         // Drawn apart, so that worlds without are what they have been.
+        let mut of_coordinator = SplitMix64::new(seed ^ 0x636f_6f72);
+        if of_coordinator.below(4) == 0 {
+            faults.push(planned(&mut of_coordinator, Fault::Coordinator));
+        }
         let draws_drives = SplitMix64::new(seed ^ 0x6472_6976).below(4) < 3;
         let mut of_quota = SplitMix64::new(seed ^ 0x7175_6f74);
         let has_quota = of_quota.below(3) == 0;
@@ -190,10 +196,10 @@ mod tests {
 
     #[test]
     fn each_world_has_a_kill_and_a_cut_and_all_faults_lie_in_their_window() {
-        let mut kinds = [0; 6];
+        let mut kinds = [0; 7];
         for seed in 0..1000 {
             let plan = Plan::of(seed);
-            let mut own = [0; 6];
+            let mut own = [0; 7];
             for planned in &plan.faults {
                 assert!(planned.from >= at_ms(FAULTS_FROM_MS), "seed {seed}");
                 assert!(planned.from < planned.until, "seed {seed}");
@@ -208,6 +214,7 @@ mod tests {
                     Fault::Pause(_) => 3,
                     Fault::Slow(..) => 4,
                     Fault::ClockJump(..) => 5,
+                    Fault::Coordinator => 6,
                 };
                 own[kind] += 1;
                 kinds[kind] += 1;

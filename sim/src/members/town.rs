@@ -40,6 +40,7 @@ pub(super) struct Town {
     /// Where there are any.
     pub(super) adapters: Option<Rc<Adapters>>,
     plan: Plan,
+    coordinator: ProcessId,
     nodes: Vec<ProcessId>,
     /// When everything began to be removed.
     cleared: Option<Time>,
@@ -92,8 +93,8 @@ impl Town {
         if keeps_log {
             world.keep_log();
         }
-        let process = world.start(host(Who::Coordinator), 1, CoreOptions::default());
-        let _serves = world.spawn(process, 0, || async {
+        let coordinator = world.start(host(Who::Coordinator), 1, CoreOptions::default());
+        let _serves = world.spawn(coordinator, 0, || async {
             let listener = TcpListener::bind(SocketAddr::new(host(Who::Coordinator), PORT));
             let listener = listener.expect("a port");
             serve(listener, Hosted::in_memory(), None, pending()).await;
@@ -102,6 +103,7 @@ impl Town {
             world,
             ledger: Rc::default(),
             adapters,
+            coordinator,
             nodes: Vec::new(),
             cleared: None,
             is_cleared: Rc::default(),
@@ -363,6 +365,11 @@ impl Town {
                 self.world.jump_clock(self.nodes[usize::from(index)], ahead);
             }
             Fault::Pause(_) | Fault::Slow(..) | Fault::ClockJump(..) => {}
+            Fault::Coordinator => {
+                (0..self.plan.nodes).for_each(|index| self.disturb(index));
+                self.ledger.borrow_mut().count("coordinator away");
+                self.world.pause(self.coordinator);
+            }
         }
     }
 
@@ -392,6 +399,7 @@ impl Town {
             Fault::Slow(index, _) if self.is_alive(index) => {
                 self.world.slow_down(self.nodes[usize::from(index)], 1);
             }
+            Fault::Coordinator => self.world.resume(self.coordinator),
             _ => {}
         }
     }
