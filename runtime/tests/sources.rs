@@ -193,10 +193,7 @@ fn rounds(idle: Idle, rounds: u64, pauses: Pauses) -> CoreCounts {
 const MANY_ROUNDS: &str = "LUNETTE_MANY_ROUNDS";
 
 fn rounds_asked_for() -> u64 {
-    match std::env::var_os(MANY_ROUNDS) {
-        Some(_) => 10_000_000,
-        None => ROUNDS,
-    }
+    std::env::var_os(MANY_ROUNDS).map_or(ROUNDS, |_| 10_000_000)
 }
 
 const ROUNDS: u64 = 300_000;
