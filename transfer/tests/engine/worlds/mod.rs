@@ -3,6 +3,7 @@
 //! | module | what it proves |
 //! |---|---|
 //! | `faults` | over two rails that fail nothing is lost or written twice |
+//! | `flaps` | a rail that loses bytes, or that comes and goes |
 //! | `killed` | who is killed at whatever step of a transfer harms nobody else, and leaves nothing behind |
 //! | `cores` | the same between engines of two cores |
 //! | `files` | what was written to a file stays as it was written, also where links and drives fail |
@@ -16,6 +17,7 @@ mod cores;
 mod crowds;
 mod faults;
 mod files;
+mod flaps;
 mod grants;
 mod killed;
 mod namespaces;
