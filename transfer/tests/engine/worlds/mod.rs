@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `faults` | over two rails that fail nothing is lost or written twice |
 //! | `flaps` | a rail that loses bytes, or that comes and goes |
+//! | `urgency` | what is urgent overtakes what is not |
 //! | `killed` | who is killed at whatever step of a transfer harms nobody else, and leaves nothing behind |
 //! | `cores` | the same between engines of two cores |
 //! | `files` | what was written to a file stays as it was written, also where links and drives fail |
@@ -23,3 +24,4 @@ mod killed;
 mod namespaces;
 pub(crate) mod rails;
 mod rdma;
+mod urgency;
