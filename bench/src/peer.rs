@@ -13,7 +13,7 @@ use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{ControlHere, CoreOptions, Idle, Placement, block_on, spawn_local, topology};
 use lunette_runtime_core::ids::NodeId;
-use lunette_transfer::engine::{Engine, EngineOptions, RegisterOptions};
+use lunette_transfer::engine::{Engine, EngineHost, EngineOptions, RegisterOptions};
 
 use crate::raw;
 
@@ -35,6 +35,8 @@ pub(crate) enum Serve {
     Member,
     /// A transfer engine with one segment.
     Engine,
+    /// A transfer engine of a core, as `lunette transfer serve` has it, with nothing in it.
+    EngineIdle,
     /// The raw loop: a ping for a ping.
     RawPing,
     /// The raw loop: 4 KiB for a request.
@@ -66,7 +68,7 @@ impl Serve {
     pub(crate) const fn raw_bytes(self) -> (usize, usize) {
         match self {
             Self::RawPing | Self::Echo => (PING_BYTES, PING_BYTES),
-            Self::Raw4k | Self::Store | Self::Member => (REQUEST_BYTES, 4096),
+            Self::Raw4k | Self::Store | Self::Member | Self::EngineIdle => (REQUEST_BYTES, 4096),
             Self::Raw1m => (REQUEST_BYTES, 1 << 20),
             Self::Raw16m | Self::Engine => (REQUEST_BYTES, 16 << 20),
             Self::Raw512k => (REQUEST_BYTES, 512 << 10),
@@ -125,6 +127,22 @@ impl Peer {
         });
         told.ok_or_else(|| io::Error::other(format!("the system does not tell {field}")))
     }
+
+    /// How long its threads have run, all together.
+    pub(crate) fn run_time(&self) -> io::Result<Duration> {
+        let mut all = Duration::ZERO;
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let told = std::fs::read_to_string(task?.path().join("schedstat"))?;
+            let ran = told.split_whitespace().next().map(str::parse);
+            let Some(Ok(ran_ns)) = ran else {
+                return Err(io::Error::other(
+                    "the system does not tell how long threads run",
+                ));
+            };
+            all += Duration::from_nanos(ran_ns);
+        }
+        Ok(all)
+    }
 }
 
 impl Drop for Peer {
@@ -146,6 +164,7 @@ pub(crate) fn serve(serve: Serve, cpu: usize, spin: Duration, once: bool) -> Exi
         Serve::Store => serve_store(cpu, spin, None),
         Serve::Member => serve_member(cpu, spin),
         Serve::Engine => serve_engine(cpu, spin),
+        Serve::EngineIdle => serve_engine_idle(cpu, spin),
         Serve::RawPing
         | Serve::Raw4k
         | Serve::Raw1m
@@ -248,6 +267,21 @@ fn serve_engine(cpu: usize, spin: Duration) -> io::Result<()> {
     served.map_err(io::Error::other)?
 }
 
+fn serve_engine_idle(cpu: usize, spin: Duration) -> io::Result<()> {
+    let options = EngineOptions {
+        listen: vec![loopback()],
+        ..EngineOptions::default()
+    };
+    let core = CoreOptions {
+        idle: idle(spin),
+        ..CoreOptions::default()
+    };
+    let engine = EngineHost::start(&Placement::Pinned(vec![cpu]), core, &options);
+    let engine = engine.map_err(io::Error::other)?;
+    announce(engine.addresses()[0])?;
+    control_until_killed()
+}
+
 fn serve_member(cpu: usize, spin: Duration) -> io::Result<()> {
     let (_coordinator, address) = coordinator::start()?;
     let cluster = ClusterOptions::new("bench", vec![address]);
@@ -265,7 +299,11 @@ fn serve_store(cpu: usize, spin: Duration, cluster: Option<ClusterOptions>) -> i
         node.joined().map_err(io::Error::other)?;
     }
     announce(node.address())?;
-    // Until this process is killed; as `lunette serve` does.
+    control_until_killed()
+}
+
+/// What `lunette` does on its main thread.
+fn control_until_killed() -> io::Result<()> {
     let mut control = ControlHere::take().map_err(io::Error::other)?;
     loop {
         control.serve_for(Duration::from_secs(1));

@@ -13,7 +13,7 @@
 //! | [`auth`] | authentication: handshakes, sealed records, capabilities |
 //! | [`cluster`] | etcd's gateway, both ends, and the embedded coordinator |
 //! | [`directory`] | a core of a member, home and owner, and its messages |
-//! | [`engine`] | the transfer engine: bodies, segments, and the scheduler of transfers over rails |
+//! | [`engine`] | the transfer engine: bodies, segments, the scheduler of transfers over rails, and the lane to an engine of the same host |
 //! | [`layout`] | tensors of an object, as files and the catalogue tell of them, and parts of them |
 //! | [`log`] | recovery of the drive's log, from what anybody left on a drive |
 //! | [`member`] | the service of a member, in a simulated world, under requests of anybody |

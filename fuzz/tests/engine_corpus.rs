@@ -1,5 +1,5 @@
-//! The corpora of the targets `engine_message` and `engine_scheduler`, every input that ever found a
-//! bug there, and a few thousand inputs that are made up here.
+//! The corpora of the targets `engine_message`, `engine_scheduler` and `engine_lane`, every input that ever found
+//! a bug there, and a few thousand inputs that are made up here.
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -7,7 +7,7 @@ mod replay;
 
 #[cfg(test)]
 mod tests {
-    use lunette_fuzz::engine::{message, scheduler};
+    use lunette_fuzz::engine::{lane, message, scheduler};
 
     use super::replay::{Counter, reaches_everything, replayed};
 
@@ -51,6 +51,21 @@ mod tests {
         ("replaced", |reached| reached.replaced),
     ];
 
+    const OF_LANES: [Counter<lane::Reached>; 12] = [
+        ("succeeded", |reached| reached.succeeded),
+        ("untouched", |reached| reached.untouched),
+        ("partly", |reached| reached.partly),
+        ("unsettled", |reached| reached.unsettled),
+        ("cancelled", |reached| reached.cancelled),
+        ("late", |reached| reached.late),
+        ("full", |reached| reached.full),
+        ("refused", |reached| reached.refused),
+        ("stray", |reached| reached.stray),
+        ("no_slot", |reached| reached.no_slot),
+        ("no_room", |reached| reached.no_room),
+        ("lost", |reached| reached.lost),
+    ];
+
     /// Inputs without a plan, the same in each run.
     fn made_up(count: u64, len_max: u64) -> impl Iterator<Item = Vec<u8>> {
         (1..=count).map(move |seed| {
@@ -79,8 +94,15 @@ mod tests {
     }
 
     #[test]
+    fn the_corpus_of_lanes_holds_and_reaches_everything() {
+        let reached = replayed("corpus/engine_lane", lane::lane);
+        reaches_everything(&reached, &OF_LANES);
+    }
+
+    #[test]
     fn inputs_that_found_a_bug_find_it_no_more() {
         drop(replayed("regressions/engine_message", message::message));
+        drop(replayed("regressions/engine_lane", lane::lane));
         drop(replayed(
             "regressions/engine_scheduler",
             scheduler::scheduler,
@@ -96,5 +118,7 @@ mod tests {
             .map(|input| scheduler::scheduler(&input))
             .collect();
         reaches_everything(&reached, &OF_SCHEDULERS);
+        let reached: Vec<_> = made_up(4000, 512).map(|input| lane::lane(&input)).collect();
+        reaches_everything(&reached, &OF_LANES);
     }
 }

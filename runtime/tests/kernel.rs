@@ -3,13 +3,19 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::thread;
+use std::time::Duration;
 
-use io_uring::types::{BufRingEntry, Fd};
+use io_uring::types::{BufRingEntry, Fd, Napi};
 use io_uring::{IoUring, cqueue, opcode, squeue};
+use lunette_runtime::{
+    CoreOptions, DriverChoice, DriverKind, DriverOptions, block_on, driver, net, spawn_local,
+};
+use rustix::process::{Pid, WaitOptions, waitpid};
+use rustix::system::uname;
 
 /// A ring as the driver opens it.
 fn ring() -> Option<IoUring> {
@@ -64,6 +70,125 @@ fn a_ring_of_one_issuer_refuses_other_threads() {
     let refused = refused.expect_err("another thread");
     assert_eq!(refused.raw_os_error(), Some(libc::EEXIST));
     assert_eq!(complete(&mut ring, 1)[0].result(), 0, "nothing is lost");
+}
+
+#[test]
+fn a_ring_of_one_issuer_refuses_a_child_of_a_fork() {
+    let Some(mut ring) = ring() else { return };
+    ring.submit().expect("entered");
+    push(&mut ring, &opcode::Nop::new().build());
+    // SAFETY: the child makes one system call on memory of its own, and leaves.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = ring.submitter().submit_and_wait(0).err();
+        let refused = refused.and_then(|error| error.raw_os_error());
+        // SAFETY: ends this process at once, as a child of a fork should.
+        unsafe { libc::_exit(i32::from(refused != Some(libc::EEXIST))) };
+    }
+    let child = Pid::from_raw(child).expect("forked");
+    let ended = waitpid(Some(child), WaitOptions::empty()).expect("it is ours");
+    let (_, status) = ended.expect("it has ended");
+    assert_eq!(status.exit_status(), Some(0), "refused with EEXIST");
+    assert_eq!(complete(&mut ring, 1)[0].result(), 0, "nothing is lost");
+}
+
+/// The kernel's version.
+fn release() -> (u32, u32) {
+    let name = uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|part| part.parse().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+/// What opening a ring with these flags says, beside those that the driver sets.
+fn opened_with(flags: u32) -> Result<OwnedFd, i32> {
+    /// `SINGLE_ISSUER`, `DEFER_TASKRUN`, `TASKRUN_FLAG` and `SUBMIT_ALL`.
+    const OF_THE_DRIVER: u32 = 1 << 12 | 1 << 13 | 1 << 9 | 1 << 7;
+    // `struct io_uring_params`: the flags come third.
+    let mut params = [0_u32; 30];
+    params[2] = OF_THE_DRIVER | flags;
+    // SAFETY: the parameters are ours, and as long as the kernel takes them.
+    let done = unsafe { libc::syscall(libc::SYS_io_uring_setup, 8, &raw mut params) };
+    let Ok(ring @ 0..) = i32::try_from(done) else {
+        return Err(io::Error::last_os_error().raw_os_error().unwrap_or(0));
+    };
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(ring) })
+}
+
+#[test]
+fn set_up_flags_that_the_driver_does_without_are_taken_or_refused_and_nothing_else() {
+    if ring().is_none() {
+        return;
+    }
+    const IOPOLL: u32 = 1;
+    // Each with the first Linux that knows it.
+    let flags = [
+        ("HYBRID_IOPOLL", IOPOLL | 1 << 17, (6, 13)),
+        ("CQE_MIXED", 1 << 18, (6, 18)),
+        ("SQE_MIXED", 1 << 19, (6, 19)),
+        // Beside others that the driver does not set.
+        ("SQ_REWIND", 1 << 20, (u32::MAX, 0)),
+        ("none that there is", 1 << 31, (u32::MAX, 0)),
+    ];
+    for (name, flags, since) in flags {
+        let refused = opened_with(flags).err();
+        let expected = (release() < since).then_some(libc::EINVAL);
+        assert_eq!(refused, expected, "{name} in {:?}", release());
+        let mut ring = ring().expect("there was one before");
+        push(&mut ring, &opcode::Nop::new().build());
+        assert_eq!(complete(&mut ring, 1)[0].result(), 0, "after {name}");
+    }
+    assert_eq!(opened_with(0).err(), None);
+}
+
+/// Says something over loopback and hears it again.
+async fn hear_oneself() {
+    let loopback: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+    let listener = net::TcpListener::bind(loopback).expect("a port");
+    let address = listener.local_addr();
+    let accepted = spawn_local(async move { listener.accept().await });
+    let client = net::TcpStream::connect(address).await.expect("connected");
+    let server = accepted.await.expect("ran").expect("accepted");
+    for byte in 0..100 {
+        let heard = spawn_local({
+            let server = server.clone();
+            async move { server.recv(vec![0], 0, 1).await }
+        });
+        let (sent, _) = client.send_all(vec![byte], 0, 1).await;
+        sent.expect("sent");
+        assert_eq!(heard.await.expect("ran"), (Ok(1), vec![byte]));
+    }
+}
+
+#[test]
+fn a_core_that_is_to_have_network_devices_polled_says_whether_the_kernel_does() {
+    let Some(ring) = ring() else { return };
+    ring.submit().expect("entered");
+    let mut napi = Napi::new().set_busy_poll_timeout(50);
+    let does = ring.submitter().register_napi(&mut napi).is_ok();
+    println!("polls network devices: {does}");
+    assert!(
+        does || release() < (6, 9),
+        "Linux 6.9 does, if it has a network"
+    );
+    for busy_poll in [None, Some(Duration::from_micros(50)), Some(Duration::MAX)] {
+        let options = CoreOptions {
+            driver: DriverChoice::Uring,
+            driver_options: DriverOptions { busy_poll },
+            ..CoreOptions::default()
+        };
+        let said = block_on(None, options, || async {
+            hear_oneself().await;
+            driver()
+        });
+        let Ok(DriverKind::Uring(features)) = said else {
+            unreachable!("there was a ring: {said:?}")
+        };
+        assert_eq!(features.busy_poll, busy_poll.is_some() && does);
+    }
 }
 
 #[test]

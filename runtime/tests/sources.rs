@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::task::{Poll, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam::queue::ArrayQueue;
 use lunette_runtime::{
-    CoreCounts, CoreOptions, CoreWaker, DriverKind, Idle, Placement, Runtime, Source, add_source,
-    block_on, core_counts, core_waker, driver, spawn_local, spawn_on, time,
+    CoreCounts, CoreOptions, CoreWaker, DriverKind, Idle, Placement, Runtime, Source, SourceGuard,
+    add_source, block_on, core_counts, core_waker, driver, spawn_local, spawn_on, time,
 };
 use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::time::Time;
@@ -29,6 +29,23 @@ struct Device {
 }
 
 impl Device {
+    fn of_this_core() -> Self {
+        Self {
+            ring: ArrayQueue::new(64),
+            armed: AtomicBool::new(false),
+            waker: core_waker(),
+        }
+    }
+
+    /// Has the current core poll it.
+    fn add(self: &Arc<Self>, delivered: &Rc<RefCell<Delivered>>) -> SourceGuard {
+        let source = DeviceSource {
+            device: Arc::clone(self),
+            delivered: Rc::clone(delivered),
+        };
+        add_source(source).unwrap_or_else(|_| unreachable!("there is room"))
+    }
+
     /// Publishes, then wakes the core if it asked for that.
     fn complete(&self, value: u64) {
         while self.ring.push(value).is_err() {
@@ -104,35 +121,59 @@ async fn next(delivered: &Rc<RefCell<Delivered>>) -> u64 {
     .await
 }
 
+/// How often a device looks for the core's answer before it lets others run: the core may have no other
+/// processor than its own.
+const LOOKS_MAX: u32 = 1000;
+
+/// How a device pauses: in one of so many rounds, for anything from nothing to the longest.
+#[derive(Clone, Copy)]
+struct Pauses {
+    every: u64,
+    longest: Duration,
+}
+
+impl Pauses {
+    /// Spins, because a thread that sleeps wakes too late to meet a core that falls asleep.
+    fn pass(self, round: u64) {
+        /// A prime, so that pauses of all lengths follow one another.
+        const STEP_NS: u64 = 7919;
+        if !round.is_multiple_of(self.every) {
+            return;
+        }
+        let longest_ns = u64::try_from(self.longest.as_nanos()).expect("short");
+        let pause = Duration::from_nanos(round * STEP_NS % longest_ns);
+        let began = Instant::now();
+        while began.elapsed() < pause {
+            std::hint::spin_loop();
+        }
+    }
+}
+
 /// One round after the other: the device completes, the task sees it, the device sees that. Now and
 /// then the device pauses, so that the core goes through every stage of falling asleep.
-fn rounds(idle: Idle, rounds: u64, pause_every: u64) -> CoreCounts {
+fn rounds(idle: Idle, rounds: u64, pauses: Pauses) -> CoreCounts {
     let options = CoreOptions {
         idle,
         ..CoreOptions::default()
     };
     block_on(None, options, move || async move {
-        let device = Arc::new(Device {
-            ring: ArrayQueue::new(64),
-            armed: AtomicBool::new(false),
-            waker: core_waker(),
-        });
+        let device = Arc::new(Device::of_this_core());
         let delivered: Rc<RefCell<Delivered>> = Rc::default();
-        let source = DeviceSource {
-            device: Arc::clone(&device),
-            delivered: Rc::clone(&delivered),
-        };
-        let guard = add_source(source).unwrap_or_else(|_| unreachable!("there is room"));
+        let guard = device.add(&delivered);
         let seen = Arc::new(AtomicU64::new(0));
         let echoed = Arc::clone(&seen);
         let player = thread::spawn(move || {
             for round in 1..=rounds {
-                for _ in 0..round % 7 * u64::from(round.is_multiple_of(pause_every)) * 500 {
-                    std::hint::spin_loop();
-                }
+                pauses.pass(round);
                 device.complete(round);
+                let mut looks = 0;
                 while echoed.load(Ordering::Acquire) < round {
-                    std::hint::spin_loop();
+                    looks += 1;
+                    if looks < LOOKS_MAX {
+                        std::hint::spin_loop();
+                    } else {
+                        thread::yield_now();
+                    }
                 }
             }
         });
@@ -147,27 +188,47 @@ fn rounds(idle: Idle, rounds: u64, pause_every: u64) -> CoreCounts {
     .expect("a core")
 }
 
-/// Ten million where the code is optimised.
-const ROUNDS: u64 = if cfg!(debug_assertions) {
-    300_000
-} else {
-    10_000_000
+/// Asks for ten million rounds, which take one minute and a half, optimised or not:
+/// `LUNETTE_MANY_ROUNDS=1 cargo test --release -p lunette-runtime --test sources no_wake_up`.
+const MANY_ROUNDS: &str = "LUNETTE_MANY_ROUNDS";
+
+fn rounds_asked_for() -> u64 {
+    std::env::var_os(MANY_ROUNDS).map_or(ROUNDS, |_| 10_000_000)
+}
+
+const ROUNDS: u64 = 300_000;
+
+const SHORT: Pauses = Pauses {
+    every: 5,
+    longest: Duration::from_micros(20),
 };
 
 #[test]
 fn no_wake_up_is_lost_by_a_core_that_spins_and_sleeps_by_turns() {
-    let counts = rounds(Idle::Adaptive(Duration::from_micros(50)), ROUNDS, 5);
-    assert!(counts.turns >= ROUNDS, "{counts:?}");
+    let spin = Duration::from_micros(50);
+    // More than half of the pauses outlast the spin, and some end as it does.
+    let pauses = Pauses {
+        every: 10,
+        longest: 5 * spin / 2,
+    };
+    let asked_for = rounds_asked_for();
+    let counts = rounds(Idle::Adaptive(spin), asked_for, pauses);
+    println!("{asked_for} rounds: {counts:?}");
+    assert!(counts.sleeps >= asked_for / 1000, "it slept: {counts:?}");
+    // Which rounds it sleeps through depends on where the two run. One that only sleeps turns once in
+    // a round, and one that spins turns a hundred times in each of the pauses.
+    assert!(counts.turns >= 2 * asked_for, "it spun: {counts:?}");
 }
 
 #[test]
 fn a_busy_core_makes_no_system_call_for_a_source() {
-    let counts = rounds(Idle::Latency, ROUNDS / 10, 5);
+    let counts = rounds(Idle::Latency, ROUNDS / 10, SHORT);
     // epoll is a system call by its nature.
     assert!(
         by_epoll() || counts.driver_calls < ROUNDS / 1000,
         "{counts:?}"
     );
+    assert_eq!(counts.sleeps, 0);
 }
 
 fn by_epoll() -> bool {
@@ -177,7 +238,8 @@ fn by_epoll() -> bool {
 
 #[test]
 fn no_wake_up_is_lost_by_a_core_that_sleeps_whenever_it_can() {
-    let counts = rounds(Idle::Efficient, ROUNDS / 100, 1);
+    let pauses = Pauses { every: 1, ..SHORT };
+    let counts = rounds(Idle::Efficient, rounds_asked_for() / 100, pauses);
     assert!(counts.sleeps > 100, "the case was met: {counts:?}");
 }
 
@@ -206,28 +268,59 @@ fn messages_to_a_busy_core_cost_it_no_system_call() {
     );
 }
 
+/// What the calling thread has used of its processor in two seconds of sleep.
+async fn used_in_two_seconds() -> Duration {
+    let cpu_time = || {
+        let time = clock_gettime(ClockId::ThreadCPUTime);
+        Duration::new(
+            time.tv_sec.unsigned_abs(),
+            u32::try_from(time.tv_nsec).expect("below 1 s"),
+        )
+    };
+    time::sleep(Duration::from_millis(50)).await;
+    let before = cpu_time();
+    time::sleep(Duration::from_secs(2)).await;
+    cpu_time() - before
+}
+
+const PERCENT_OF_TWO_SECONDS: Duration = Duration::from_millis(20);
+
+fn idle_options() -> CoreOptions {
+    CoreOptions {
+        idle: Idle::Adaptive(Duration::from_millis(1)),
+        ..CoreOptions::default()
+    }
+}
+
 #[test]
 fn an_idle_core_uses_no_cpu() {
-    let idle = Idle::Adaptive(Duration::from_millis(1));
-    let options = CoreOptions {
-        idle,
-        ..CoreOptions::default()
-    };
-    let used = block_on(None, options, || async {
-        let cpu_time = || {
-            let time = clock_gettime(ClockId::ThreadCPUTime);
-            Duration::new(
-                time.tv_sec.unsigned_abs(),
-                u32::try_from(time.tv_nsec).expect("below 1 s"),
-            )
-        };
-        time::sleep(Duration::from_millis(50)).await;
-        let before = cpu_time();
-        time::sleep(Duration::from_secs(2)).await;
-        cpu_time() - before
-    });
+    let used = block_on(None, idle_options(), used_in_two_seconds);
     let used = used.expect("a core");
-    assert!(used < Duration::from_millis(20), "1 % of 2 s: {used:?}");
+    assert!(used < PERCENT_OF_TWO_SECONDS, "{used:?}");
+}
+
+#[test]
+fn an_idle_core_with_sources_uses_no_cpu() {
+    let measured = block_on(None, idle_options(), || async {
+        let devices: Vec<_> = (0..4).map(|_| Arc::new(Device::of_this_core())).collect();
+        let delivered: Rc<RefCell<Delivered>> = Rc::default();
+        let guards: Vec<_> = devices
+            .iter()
+            .map(|device| device.add(&delivered))
+            .collect();
+        let used = used_in_two_seconds().await;
+        // They were heard all the time: each still wakes the core.
+        for (device, value) in devices.iter().zip(1..) {
+            let device = Arc::clone(device);
+            let player = thread::spawn(move || device.complete(value));
+            assert_eq!(next(&delivered).await, value);
+            player.join().expect("no panic");
+        }
+        drop(guards);
+        used
+    });
+    let used = measured.expect("a core");
+    assert!(used < PERCENT_OF_TWO_SECONDS, "{used:?}");
 }
 
 /// Something that is there at a time, and says nothing then.

@@ -49,6 +49,60 @@ async fn write_all(file: &File, first_block: usize) {
     }
 }
 
+/// Reads each block of the file, all of them under way at a time.
+async fn read_all(file: &File) {
+    let reading: Vec<_> = (0..BLOCKS)
+        .map(|block| {
+            let file = file.clone();
+            spawn_local(async move {
+                let region = arena().alloc(BLOCK_BYTES).expect("room");
+                let offset = (block * BLOCK_BYTES) as u64;
+                let (read, _) = file.read_exact_at(region, 0, BLOCK_BYTES, offset).await;
+                read.expect("read");
+            })
+        })
+        .collect();
+    for read in reading {
+        read.await.expect("ran");
+    }
+    assert_eq!(workers(), [""; 0], "what is there needs no worker");
+}
+
+/// What would wake workers on the ring, the control thread does.
+async fn no_call_needs_a_worker(file: &File, path: &Path) {
+    let calls: Vec<_> = (0..8_u64)
+        .map(|call| {
+            let (file, path) = (file.clone(), path.join(format!("other_{call}")));
+            spawn_local(async move {
+                let other = File::open(path, OpenOptions::READ_WRITE).await;
+                let other = other.expect("made");
+                other.allocate(BLOCK_BYTES as u64).await.expect("room");
+                other.sync_data().await.expect("synced");
+                file.sync_data().await.expect("synced");
+            })
+        })
+        .collect();
+    for call in calls {
+        call.await.expect("ran");
+        assert_eq!(workers(), [""; 0], "these are not the ring's");
+    }
+}
+
+/// Buffered reads of what the page cache has.
+async fn no_page_that_is_there_needs_a_worker(path: &Path) {
+    std_fs::read(path.join("file")).expect("it is there");
+    let file = File::open(path.join("file"), OpenOptions::READ).await;
+    read_all(&file.expect("it is there")).await;
+}
+
+/// A file that has its length and no block.
+async fn sparse_file(path: &Path, name: &str, options: OpenOptions) -> File {
+    let sparse = std_fs::File::create(path.join(name)).expect("made");
+    let len_bytes = (BLOCKS * BLOCK_BYTES) as u64;
+    sparse.set_len(len_bytes).expect("room in the file system");
+    File::open(path.join(name), options).await.expect("made")
+}
+
 async fn scenario(path: impl AsRef<Path>, cpu: usize) {
     let DriverKind::Uring(features) = driver() else {
         println!("SKIP workers_are_few_and_off_the_cores: no io_uring here");
@@ -73,6 +127,22 @@ async fn scenario(path: impl AsRef<Path>, cpu: usize) {
             "what stays within a file needs no worker"
         );
     }
+    read_all(&file).await;
+    let path = path.as_ref();
+    no_call_needs_a_worker(&file, path).await;
+    no_page_that_is_there_needs_a_worker(path).await;
+    // Where there is no room yet, which is for the file system to say how it is made.
+    let hole = sparse_file(path, "hole", direct).await;
+    write_all(&hole, 0).await;
+    println!("workers of {BLOCKS} writes into a hole: {:?}", workers());
+    // To pages one write follows the other, and so one worker has them all. When it waits for the device
+    // the kernel may make a second one, which then finds nothing to do.
+    let before = workers().len();
+    let pages = sparse_file(path, "pages", OpenOptions::READ_WRITE).await;
+    write_all(&pages, 0).await;
+    let found = workers();
+    println!("workers of {BLOCKS} writes to pages: {found:?}");
+    assert!(found.len() <= before + 2, "{found:?}");
     // Beyond the end of the file: this is what the kernel needs workers for.
     write_all(&file, BLOCKS).await;
     let found = workers();

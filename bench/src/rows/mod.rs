@@ -5,6 +5,7 @@ mod drive;
 mod engine;
 mod inside;
 mod member;
+mod opening;
 mod ping;
 mod starting;
 mod store;
@@ -32,6 +33,10 @@ enum Asking {
     },
     Member(member::Wish),
     Engine(Moves),
+    /// Opens an engine behind so many clients that say nothing.
+    Opening {
+        silent: usize,
+    },
     /// In this process, beside which nobody serves.
     Inside(inside::From, inside::Work),
     /// Nothing: what is measured is the serving side.
@@ -54,6 +59,8 @@ enum Rival {
     Copies,
     /// fio, as many and as long operations of a file as long.
     Fio,
+    /// What is asked of ours, with nobody in front.
+    NobodyInFront,
     /// A number that is to be reached, in the row's unit.
     Bound(f64),
 }
@@ -337,7 +344,8 @@ const ROWS: [Row; 34] = [
 
 /// The rows whose names contain `filter`.
 pub(crate) fn matching(filter: &str) -> Vec<Row> {
-    let rows = ROWS.into_iter().chain(store_rows::ROWS);
+    let rows = ROWS.into_iter().chain(opening::ROWS);
+    let rows = rows.chain(store_rows::ROWS);
     rows.filter(|row| row.name.contains(filter)).collect()
 }
 
@@ -383,7 +391,11 @@ impl Row {
         };
         let rival = match self.rival {
             Rival::Raw(serve) => Some(Peer::start(serve, plan, self.rival_spin)?),
-            Rival::Memcpy { .. } | Rival::Copies | Rival::Fio | Rival::Bound(_) => None,
+            Rival::Memcpy { .. }
+            | Rival::Copies
+            | Rival::Fio
+            | Rival::NobodyInFront
+            | Rival::Bound(_) => None,
         };
         Ok(Serving {
             row: *self,
@@ -419,6 +431,9 @@ impl Sides for Serving {
                 }
                 Asking::Engine(moves) => engine::measure(server, cpu, pace, spin, moves)
                     .map_err(|error| error.to_string()),
+                Asking::Opening { silent } => {
+                    opening::measure(server, cpu, pace, silent).map_err(|error| error.to_string())
+                }
                 Asking::Get { bytes } => store::measure(server, cpu, pace, spin, bytes)
                     .map_err(|error| error.to_string()),
                 Asking::Member(wish) => member::measure(server, cpu, pace, spin, wish)
@@ -452,15 +467,19 @@ impl Sides for Serving {
             return files.rival(work, &self.plan);
         }
         let cpu = self.plan.client_cpu;
-        let server = self.rival.as_ref().map(|peer| peer.address);
+        let server = match (rival, &self.ours) {
+            (Rival::NobodyInFront, Ours::Peer(peer)) => Some(peer.address),
+            _ => self.rival.as_ref().map(|peer| peer.address),
+        };
         let calls = std::thread::spawn(move || match (rival, server) {
             (Rival::Raw(serve), Some(server)) => exchange(serve, server, cpu, rival_spin, pace),
+            (Rival::NobodyInFront, Some(server)) => {
+                opening::measure(server, cpu, pace, 0).map_err(|error| error.to_string())
+            }
             (Rival::Memcpy { bytes }, _) => {
                 copy::measure(cpu, pace, bytes).map_err(|error| error.to_string())
             }
-            (Rival::Raw(_) | Rival::Copies | Rival::Fio | Rival::Bound(_), _) => {
-                Err("nobody serves the rival".to_owned())
-            }
+            (_, _) => Err("nobody serves the rival".to_owned()),
         });
         let calls = calls
             .join()

@@ -1,4 +1,4 @@
-//! How soon a node serves, and what it costs while nobody asks.
+//! How soon a node serves, and what it, or an engine, costs while nobody asks.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -22,11 +22,37 @@ pub(super) enum Fact {
     /// Milliseconds from the start of its process until it listens.
     Listening,
     /// Its threads while nobody asks.
-    Threads,
+    Threads(Idler),
     /// MB that it has in memory then.
-    Memory,
+    Memory(Idler),
+    /// Percent of a core that it takes then.
+    Cpu(Idler),
     /// Bytes that it needs for an object beside the memory that objects are in.
     PerObject,
+}
+
+/// Whom nobody asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Idler {
+    Node,
+    /// Alone in its process, with no memory of the program's.
+    Engine,
+}
+
+impl Idler {
+    const fn serve(self) -> Serve {
+        match self {
+            Self::Node => Serve::Store,
+            Self::Engine => Serve::EngineIdle,
+        }
+    }
+
+    /// One that has been left alone for a while.
+    fn left_alone(self, plan: &Plan) -> Result<Peer, Failure> {
+        let peer = Peer::start(self.serve(), plan, Duration::ZERO)?;
+        thread::sleep(IDLE);
+        Ok(peer)
+    }
 }
 
 /// Objects that are put to see what each needs.
@@ -75,26 +101,29 @@ fn per_object(plan: &Plan) -> Result<f64, Failure> {
 }
 
 pub(super) fn measure(fact: Fact, plan: &Plan) -> Result<Sample, Failure> {
-    let start = || Peer::start(Serve::Store, plan, Duration::ZERO);
     let value = match fact {
         Fact::Listening => {
             let mut times = Vec::with_capacity(STARTS);
             for _ in 0..STARTS {
                 let begun = Instant::now();
-                let _node = start()?;
+                let _node = Peer::start(Serve::Store, plan, Duration::ZERO)?;
                 times.push(begun.elapsed().as_secs_f64() * 1e3);
             }
             times.sort_by(f64::total_cmp);
             times[STARTS / 2]
         }
         Fact::PerObject => per_object(plan)?,
-        Fact::Threads | Fact::Memory => {
-            let node = start()?;
+        Fact::Threads(idler) => f64::from(idler.left_alone(plan)?.told_by_system("Threads")?),
+        Fact::Memory(idler) => {
+            let kib = idler.left_alone(plan)?.told_by_system("VmRSS")?;
+            f64::from(kib) * 1024.0 / 1e6
+        }
+        Fact::Cpu(idler) => {
+            let idler = idler.left_alone(plan)?;
+            let (before, begun) = (idler.run_time()?, Instant::now());
             thread::sleep(IDLE);
-            match fact {
-                Fact::Memory => f64::from(node.told_by_system("VmRSS")?) * 1024.0 / 1e6,
-                _ => f64::from(node.told_by_system("Threads")?),
-            }
+            let ran = idler.run_time()?.saturating_sub(before);
+            100.0 * ran.as_secs_f64() / begun.elapsed().as_secs_f64()
         }
     };
     Ok(Sample { value, p99: value })

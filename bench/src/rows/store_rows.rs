@@ -7,7 +7,7 @@ use lunette_bench::harness::Goal;
 
 use super::inside::{From, GROUP, Work, group_of};
 use super::member::{Lined, Wish};
-use super::starting::Fact;
+use super::starting::{Fact, Idler};
 use super::{Asking, MEMBER_GET_4K, RAW, Rival, Row};
 use crate::peer::Serve;
 
@@ -16,7 +16,7 @@ const LARGE: usize = 1 << 20;
 const BOUND: &str = "what is to be reached";
 
 /// A row of an absolute number.
-const fn bound(name: &'static str, unit: &'static str, goal: Goal, value: f64) -> Row {
+pub(super) const fn bound(name: &'static str, unit: &'static str, goal: Goal, value: f64) -> Row {
     Row {
         name,
         unit,
@@ -298,12 +298,12 @@ pub(super) const ROWS: [Row; 35] = [
     },
     // Its core's, and one more.
     Row {
-        asking: Asking::Starting(Fact::Threads),
+        asking: Asking::Starting(Fact::Threads(Idler::Node)),
         ..bound("node_idle_threads", "threads", Goal::AtMost(1.0), 2.0)
     },
     // A master's, idle, as it was measured.
     Row {
-        asking: Asking::Starting(Fact::Memory),
+        asking: Asking::Starting(Fact::Memory(Idler::Node)),
         ..bound("node_idle_memory", "MB", Goal::AtMost(1.0), 55.0)
     },
     // A quarter of the shortest objects that are worth to be kept.

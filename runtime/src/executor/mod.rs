@@ -411,6 +411,7 @@ impl Core {
             turns: self.counters.turns.get(),
             driver_calls: self.counters.driver_calls.get(),
             sleeps: self.counters.sleeps.get(),
+            operations: self.table.borrow().len(),
         }
     }
 }
@@ -424,6 +425,9 @@ pub struct CoreCounts {
     pub driver_calls: u64,
     /// Those of them in which the core slept.
     pub sleeps: u64,
+    /// Operations that are in flight now, or whose outcome nobody has taken yet: of
+    /// [`OPERATIONS_MAX`](crate::OPERATIONS_MAX). One of them is the core's own.
+    pub operations: usize,
 }
 
 #[derive(Default)]

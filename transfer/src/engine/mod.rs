@@ -311,6 +311,13 @@ impl Engine {
         self.inner.rdma.acceptor().len()
     }
 
+    /// Peers of which this core keeps something: those that have a connection to it, and those of which something is still
+    /// landing.
+    #[must_use]
+    pub fn accepted_sessions(&self) -> usize {
+        self.inner.sessions.borrow().len()
+    }
+
     fn common(&self) -> &Arc<Siblings> {
         self.inner.alive.siblings()
     }

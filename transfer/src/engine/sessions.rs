@@ -180,6 +180,11 @@ impl<C> Default for Sessions<C> {
 }
 
 impl<C: Close> Sessions<C> {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
     /// A connection was opened by the engine of `epoch`, which calls it `number`. Says whether it is one more
     /// than before.
     pub(super) fn open(&mut self, link: Link, epoch: u64, number: u64, closer: C) -> bool {

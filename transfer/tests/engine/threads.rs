@@ -1,6 +1,7 @@
 //! Engines on cores of their own, asked from plain threads.
 use std::time::Duration;
 
+use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::{CoreOptions, Placement};
 use lunette_transfer::engine::{
     Access, Cause, EngineHost, EngineOptions, GrantError, HandleError, HandleRequest, OpenError,
@@ -10,8 +11,14 @@ use lunette_transfer::engine::{
 const MIB: usize = 1 << 20;
 
 fn host() -> EngineHost {
+    host_with(true)
+}
+
+/// One whose peers on this host map memory of both, or do not.
+fn host_with(same_host: bool) -> EngineHost {
     let options = EngineOptions {
         listen: vec!["127.0.0.1:0".parse().expect("an address")],
+        same_host,
         ..EngineOptions::default()
     };
     let placement = Placement::Anywhere(1);
@@ -73,6 +80,54 @@ fn a_thread_grants_and_another_redeems() {
         error => unreachable!("{error}"),
     });
     assert_eq!(refused, revoked);
+}
+
+#[test]
+fn memory_of_the_program_is_moved_where_it_lies_until_it_is_unregistered() {
+    const LEN: usize = 300_000;
+    for same_host in [true, false] {
+        let (here, there) = (host_with(same_host), host_with(same_host));
+        let (near, far) = (here.handle(), there.handle());
+        let theirs = SharedMemory::owned(vec![5; LEN]);
+        let ours = SharedMemory::owned(vec![7; LEN]);
+        let segment = far.register_shared(theirs.clone(), RegisterOptions::named("vector"));
+        let segment = segment.wait().expect("registered");
+        let local = near.register_shared(ours.clone(), private());
+        let local = local.wait().expect("registered");
+        let peer = near.open(there.addresses().to_vec()).wait();
+        let peer = peer.expect("a peer");
+        let remote = peer.segment("vector").wait().expect("a segment");
+        assert_eq!(remote.len_bytes(), LEN as u64);
+        let request = |way, at: u64| HandleRequest {
+            way,
+            local,
+            local_offset_bytes: at,
+            len_bytes: 100_000,
+            remote,
+            remote_offset_bytes: at,
+        };
+        let post = |request| peer.post(vec![request], PostOptions::default()).wait();
+        post(request(Way::Write, 0)).expect("written");
+        post(request(Way::Read, 200_000)).expect("read");
+
+        assert!(far.unregister(segment).wait().expect("an answer"));
+        for way in [Way::Read, Way::Write] {
+            let Err(HandleError::Transfer(error)) = post(request(way, 100_000)) else {
+                unreachable!("it is unregistered");
+            };
+            let cause = Cause::Refused(Refusal::Stale);
+            assert_eq!(error.failures[0].cause, cause, "{same_host}: {way:?}");
+        }
+        assert!(near.unregister(local).wait().expect("an answer"));
+        let refused = post(request(Way::Read, 100_000));
+        assert!(matches!(refused, Err(HandleError::NoMemory)), "{refused:?}");
+
+        let part = |byte| vec![byte; 100_000];
+        for (memory, bytes) in [(theirs, [7, 5, 5]), (ours, [7, 7, 5])] {
+            let found = memory.into_bytes().expect("nobody has a hold on it");
+            assert!(found == bytes.map(part).concat(), "same host: {same_host}");
+        }
+    }
 }
 
 #[test]

@@ -157,7 +157,6 @@ impl Table {
     }
 
     /// Operations in flight, orphans included, and outcomes not yet fetched.
-    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.slots.len()
     }

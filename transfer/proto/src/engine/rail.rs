@@ -37,6 +37,10 @@ const OVERDUE_TIMES: u32 = 2;
 pub(super) const OVERDUE_MIN: Duration = Duration::from_millis(1);
 /// A rail that pauses is reckoned to be at most so many times slower than before.
 const RATE_LOSS_MAX: u64 = 16;
+/// Of a rail that has become slower than one part in so many of what it was, it is looked again whether it still is.
+const SLOW_PART: u64 = 2;
+/// The first time after as long as the pause after so many failures.
+const LOOKED_AGAIN_AFTER: u32 = 4;
 
 /// Least slices of the shortest kind that may be under way.
 const WINDOW_SLICES_MIN: u64 = 2;
@@ -174,6 +178,14 @@ pub struct Rail {
     overtaken: Option<Time>,
     /// How long the slowest answers of late took.
     answer: Duration,
+    /// The fastest that it was seen to be.
+    rate_best: u64,
+    /// When its rate was last seen, or found to be less than was supposed.
+    rate_known: Time,
+    /// What its rate was, while it is taken to be as fast as ever.
+    rate_doubted: Option<u64>,
+    /// How often in a row it was not.
+    disappointments: u32,
     /// Whether its connection carries notifications, although it is none of streams.
     tells: bool,
 }
@@ -205,6 +217,10 @@ impl Rail {
             moved: Time::ZERO,
             overtaken: None,
             answer: ANSWER_FIRST,
+            rate_best: 0,
+            rate_known: Time::ZERO,
+            rate_doubted: None,
+            disappointments: 0,
             tells: false,
         }
     }
@@ -394,6 +410,7 @@ impl Rail {
             until: now + self.options.pause(self.failures),
         };
         self.failures = self.failures.saturating_add(1);
+        self.disappoint(now);
         self.under_way_bytes = 0;
         self.under_way_slices = 0;
     }
@@ -426,7 +443,7 @@ impl Rail {
         // Of a rail that was idle before, much of it is how long an answer takes.
         let is_telling = ahead_bytes >= len_bytes || !self.is_rated;
         if is_telling && bytes >= RATED_BYTES_MIN {
-            self.rate(bytes, now.since(sent));
+            self.rate(bytes, now.since(sent), now);
         }
     }
 
@@ -450,20 +467,50 @@ impl Rail {
         let took = now.since(self.counted_since);
         let is_enough = took >= RATED_TIME_MIN || self.under_way_slices == 0;
         if is_enough && self.counted_bytes >= RATED_BYTES_MIN {
-            self.rate(self.counted_bytes, took);
+            self.rate(self.counted_bytes, took, now);
             self.counted_bytes = 0;
             self.counted_since = now;
         }
     }
 
-    fn rate(&mut self, bytes: u64, took: Duration) {
+    fn rate(&mut self, bytes: u64, took: Duration, now: Time) {
         let newest = scaled(bytes, NANOS_PER_SECOND, nanos(took).max(1));
         let newest = newest.min(u64::MAX / RATE_MEMORY);
-        let known = if self.is_rated { self.rate } else { newest };
+        let before = self.rate_doubted.take().unwrap_or(self.rate);
+        let known = if self.is_rated { before } else { newest };
         let rate = known / RATE_MEMORY * (RATE_MEMORY - 1) + newest / RATE_MEMORY;
         self.rate = rate.max(RATE_MIN);
         self.is_rated = true;
+        self.disappointments = if newest < self.rate_best / SLOW_PART {
+            self.disappointments.saturating_add(1)
+        } else {
+            0
+        };
+        self.rate_best = self.rate_best.max(self.rate);
+        self.rate_known = now;
         self.measure();
+    }
+
+    /// Nothing has been sent over it for a while because it was slow: it is taken to be as fast as ever, so that
+    /// little is, and is seen to be through or not. Each time that it is not, the next look is longer in coming.
+    pub fn look_again(&mut self, now: Time) {
+        let is_slow = self.rate < self.rate_best / SLOW_PART && self.rate_doubted.is_none();
+        if !is_slow || !self.is_up() || self.under_way_slices > 0 {
+            return;
+        }
+        let times = self.disappointments.saturating_add(LOOKED_AGAIN_AFTER);
+        if now >= self.rate_known + self.options.pause(times) {
+            self.rate_doubted = Some(self.rate);
+            self.rate = self.rate_best;
+        }
+    }
+
+    fn disappoint(&mut self, now: Time) {
+        self.rate_known = now;
+        if let Some(before) = self.rate_doubted.take() {
+            self.rate = before;
+            self.disappointments = self.disappointments.saturating_add(1);
+        }
     }
 
     /// What is under way is taken back, to be had sooner over another rail. Nothing has come through here
@@ -474,6 +521,7 @@ impl Rail {
             return;
         }
         self.overtaken = Some(self.moved);
+        self.disappoint(now);
         let waited = now.since(self.moved).as_nanos().max(1);
         let bytes = u128::from(self.under_way_bytes) * 1_000_000_000 / waited;
         let seen = u64::try_from(bytes).unwrap_or(u64::MAX);
@@ -636,6 +684,59 @@ mod tests {
             before,
             "a short one says nothing of the rate"
         );
+    }
+
+    #[test]
+    fn a_rail_that_was_slow_is_looked_at_again_and_less_often_while_it_stays_so() {
+        let mut rail = rated(Time::ZERO);
+        let fast = rail.bytes_per_second();
+        let mut now = Time::ZERO + MS;
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            rail.on_sent(64 * 1024, now);
+            now = now + MS * 50;
+            rail.on_overtaken(now);
+            rail.on_stopped(64 * 1024);
+            assert!(rail.bytes_per_second() < fast / SLOW_PART);
+            let since = now;
+            while rail.bytes_per_second() < fast {
+                now = now + MS;
+                rail.look_again(now);
+            }
+            pauses.push(now.since(since).as_millis());
+        }
+        assert_eq!(pauses[..4], [160, 320, 640, 1280]);
+        assert_eq!(pauses[8], 10_000);
+        // It is as fast as it was, and is known to be soon.
+        for _ in 0..20 {
+            rail.on_sent(64 * 1024, now);
+            rail.on_answered(64 * 1024, now, now + Duration::from_micros(64));
+            now = now + MS;
+        }
+        assert!(rail.bytes_per_second() > fast / SLOW_PART);
+        rail.on_sent(64 * 1024, now);
+        rail.on_overtaken(now + MS * 50);
+        rail.on_stopped(64 * 1024);
+        let slow = rail.bytes_per_second();
+        rail.look_again(now + MS * 209);
+        assert_eq!(rail.bytes_per_second(), slow);
+        rail.look_again(now + MS * 210);
+        assert_eq!(rail.bytes_per_second(), fast, "after the first pause again");
+    }
+
+    #[test]
+    fn what_is_slow_and_busy_is_not_looked_at_again() {
+        let mut rail = rated(Time::ZERO);
+        let mut now = Time::ZERO;
+        for _ in 0..30 {
+            rail.on_sent(64 * 1024, now);
+            now = now + MS * 100;
+            rail.on_answered(64 * 1024, now, now);
+        }
+        let slow = rail.bytes_per_second();
+        rail.on_sent(64 * 1024, now);
+        rail.look_again(now + MS * 60_000);
+        assert_eq!(rail.bytes_per_second(), slow, "what is under way says it");
     }
 
     #[test]

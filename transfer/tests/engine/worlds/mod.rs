@@ -3,6 +3,9 @@
 //! | module | what it proves |
 //! |---|---|
 //! | `faults` | over two rails that fail nothing is lost or written twice |
+//! | `flaps` | a rail that loses bytes, or that comes and goes |
+//! | `urgency` | what is urgent overtakes what is not |
+//! | `killed` | who is killed at whatever step of a transfer harms nobody else, and leaves nothing behind |
 //! | `cores` | the same between engines of two cores |
 //! | `files` | what was written to a file stays as it was written, also where links and drives fail |
 //! | `namespaces` | the same of namespaces, whose server also dies |
@@ -15,7 +18,10 @@ mod cores;
 mod crowds;
 mod faults;
 mod files;
+mod flaps;
 mod grants;
+mod killed;
 mod namespaces;
 pub(crate) mod rails;
 mod rdma;
+mod urgency;

@@ -40,6 +40,12 @@ impl Pick {
 impl Scheduler {
     /// Sends a slice, if there is one and a rail for it, or several for which no other rail would do better.
     pub(super) fn assign(&mut self, now: Time) {
+        if self.ready.is_empty() {
+            return;
+        }
+        for rail in &mut self.rails {
+            rail.look_again(now);
+        }
         if self.lost.len() >= LOST_MAX || !self.rails.iter().any(Rail::has_room) {
             return;
         }
