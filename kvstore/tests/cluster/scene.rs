@@ -65,6 +65,14 @@ pub(crate) async fn stranger(client: &ClusterClient) -> (Connection, Seat) {
     (connected.expect("it answers"), seat)
 }
 
+/// Those of all nodes, which serve on this very core, in the order in which they were started: they may have begun to serve in
+/// another.
+fn cores() -> Vec<NodeCore> {
+    let mut cores = NodeCore::here();
+    cores.sort_by_key(|core| core.seat().node);
+    cores
+}
+
 /// Waits until it holds.
 pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = time::now() + PATIENCE;
@@ -270,8 +278,7 @@ impl Scene {
             timeout: self.client_timeout,
             ..ClusterClientOptions::new(Vec::new())
         };
-        // All of them serve on this very core, in the order in which they were started.
-        let core = NodeCore::here().swap_remove(node);
+        let core = cores().swap_remove(node);
         core.client(options).await.expect("a client")
     }
 
@@ -312,7 +319,7 @@ impl Scene {
             });
             opened.collect::<Vec<_>>()
         };
-        for node in NodeCore::here() {
+        for node in cores() {
             node.use_adapters(open());
         }
         self.fabric = Some((fabric.clone(), adapters));

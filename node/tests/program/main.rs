@@ -14,6 +14,7 @@
 //! | `place` | what those are run in |
 //! | `namespaces` | network namespaces to run it in |
 //! | `membership` | `cluster`, and nodes that are members of one |
+//! | `uncoordinated` | members whose coordinator does not answer |
 //! | `town` | members of a cluster, and a client of them |
 //! | `observing`, `scrape` | `serve --metrics`, and reading it |
 //! | `topping` | `top` |
@@ -44,5 +45,6 @@ mod swarming;
 mod topping;
 mod town;
 mod transferring;
+mod uncoordinated;
 mod updating;
 mod upgrading;
