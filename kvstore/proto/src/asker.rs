@@ -32,7 +32,8 @@ pub const OPERATIONS_MAX: usize = 4096;
 pub const RESEND: Duration = Duration::from_millis(80);
 /// How long to wait after an answer that nothing was done.
 pub const PAUSE: Duration = Duration::from_millis(20);
-/// A write that did nothing is not sent again when there is no time left for so many answers as the last one.
+/// A write that did nothing is not sent again when there is no time left for so many answers as the last one, but for those that
+/// took long since who was asked has waited for something: that may be there now, and [`RESEND`] is enough.
 const ANSWERS_LEFT: u32 = 4;
 
 /// What an operation is for.
@@ -164,7 +165,8 @@ impl Operation {
     fn is_due(&self, now: Time) -> bool {
         match self.stage {
             Stage::Pausing(until) => {
-                now >= until && now + ANSWERS_LEFT * self.answer_took < self.until
+                let answer = RESEND.min(ANSWERS_LEFT * self.answer_took);
+                now >= until && now + answer < self.until
             }
             Stage::Asked { at, .. } | Stage::Reading { at, .. } => now >= at + RESEND,
         }

@@ -296,12 +296,15 @@ fn a_write_that_found_no_room_says_so_at_the_end() {
 /// What did nothing is not asked for again when the answer might come too late, and whether it did would not be known.
 #[test]
 fn a_write_is_not_sent_again_when_little_time_is_left() {
-    let late = Duration::from_millis(30);
-    let pause_ends = END.since(Time::ZERO) - 4 * late;
-    for (left, expected) in [
-        (Duration::from_nanos(1), Outcome::Interrupted),
-        (Duration::ZERO, Outcome::NoRoom),
+    let [early, late] = [15, 300].map(Duration::from_millis);
+    let moment = Duration::from_nanos(1);
+    for (late, enough, left, expected) in [
+        (early, 4 * early, moment, Outcome::Interrupted),
+        (early, 4 * early, Duration::ZERO, Outcome::NoRoom),
+        (late, RESEND, moment, Outcome::Interrupted),
+        (late, RESEND, Duration::ZERO, Outcome::NoRoom),
     ] {
+        let pause_ends = END.since(Time::ZERO) - enough;
         let mut asker = asker();
         let pause_ends = Time::ZERO + (pause_ends - left);
         let asked = Time::ZERO + (pause_ends.since(Time::ZERO) - PAUSE - late);
@@ -316,7 +319,7 @@ fn a_write_is_not_sent_again_when_little_time_is_left() {
         );
         asker.on_tick(pause_ends, &mut Vec::new());
         let then = then(&mut asker, |asker, out| asker.on_tick(END, out));
-        assert_eq!(then, Ends(expected), "{left:?}");
+        assert_eq!(then, Ends(expected), "{late:?}, {left:?}");
     }
 }
 
