@@ -3,6 +3,7 @@
 use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use lunette::kvstore::{ClusterClient, Fetched, PutOptions, Stored, Value};
@@ -77,6 +78,13 @@ async fn found(client: &ClusterClient, count: usize) -> usize {
 fn metric(node: &Node, name: &str) -> f64 {
     let name = format!("lunette_store_drive_{name}");
     value(&scrape(node), &name, "{core=\"0\"}")
+}
+
+/// What a node says that does not start.
+fn refusal(command: &mut Command) -> String {
+    let refused = command.output().expect("it ends");
+    assert!(!refused.status.success());
+    String::from_utf8_lossy(&refused.stderr).into_owned()
 }
 
 #[test]
@@ -160,9 +168,7 @@ fn two_nodes_do_not_share_a_folder() {
     let more = drive(folder.path());
     let node = Node::spawn(&mut town.member(1, &more));
     await_members(&node, 1);
-    let refused = town.member(2, &more).output().expect("it ends");
-    let told = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success());
+    let told = refusal(&mut town.member(2, &more));
     assert!(told.contains("another process uses this drive"), "{told}");
 }
 
@@ -172,12 +178,7 @@ fn a_drive_that_no_core_would_take_is_refused() {
     let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
     let first = drive(folders[0].path());
     let second = ["--drive", folders[1].path().to_str().expect("text")];
-    let refused = town
-        .member(1, &[&first[..], &second].concat())
-        .output()
-        .expect("it ends");
-    let told = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success());
+    let told = refusal(&mut town.member(1, &[&first[..], &second].concat()));
     assert!(told.contains("2 drives, and 1 cores"), "{told}");
 }
 
