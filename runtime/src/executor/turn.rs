@@ -14,7 +14,7 @@ const SOURCE_BUDGET: usize = 64;
 const MESSAGES_PER_LOOK_MAX: usize = 64;
 /// Tasks that run between two looks for what comes through memory, which costs as little as one of them: others wait for
 /// it meanwhile, while the driver, which is dear to ask, is asked after all of a turn's tasks.
-const TASKS_PER_LOOK: usize = 8;
+const TASKS_PER_LOOK: usize = 4;
 
 /// What a core does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime::sim::Log;
 use lunette_runtime_core::time::Time;
@@ -60,6 +61,8 @@ impl Cause {
 pub(crate) enum End {
     /// It was done.
     Done,
+    /// It was, by who was cut off: others may know better.
+    DoneCutOff,
     /// It was not done, and never will be.
     Undone,
     /// Nobody knows.
@@ -99,6 +102,15 @@ struct History {
     holds: Vec<Hold>,
 }
 
+/// What a get was answered with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hit {
+    pub(crate) value: u64,
+    pub(crate) version: Version,
+    /// Whether who served it said that it was cut off.
+    pub(crate) is_cut_off: bool,
+}
+
 /// A copy that a node has promised to keep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hold {
@@ -109,8 +121,10 @@ pub(crate) struct Hold {
     pub(crate) until: Time,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Ledger {
+    /// Of everything that is put.
+    namespace: NamespaceKind,
     keys: BTreeMap<usize, History>,
     last_value: u64,
     pub(crate) copies: Copies,
@@ -121,6 +135,19 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
+    pub(crate) fn new(namespace: NamespaceKind) -> Self {
+        Self {
+            namespace,
+            keys: BTreeMap::new(),
+            last_value: 0,
+            copies: Copies::default(),
+            failures: Vec::new(),
+            answers: BTreeMap::new(),
+            misses: BTreeMap::new(),
+            errors: BTreeMap::new(),
+        }
+    }
+
     pub(crate) fn count(&mut self, what: &'static str) {
         *self.answers.entry(what).or_default() += 1;
     }
@@ -186,6 +213,14 @@ impl Ledger {
         write.ended = Some((now, end));
         write.version = version;
         let write = *write;
+        if end == End::DoneCutOff {
+            self.on_cut_off(now, "write of who was cut off");
+            // Parts are put, whatever is done with the object that they are of.
+            if write.kind == WriteKind::Upsert && !is_striped(key) {
+                self.fail(now, "who was cut off has replaced an object");
+            }
+        }
+        let history = self.keys.get_mut(&key).expect("it has begun");
         if write.kind == WriteKind::Upsert && end != End::Doubt {
             history.doubtful -= 1;
         }
@@ -231,8 +266,9 @@ impl Ledger {
     }
 
     /// A get that began then was answered with these bytes.
-    pub(crate) fn on_hit(&mut self, now: Time, key: usize, begun: Time, value: u64, at: Version) {
+    pub(crate) fn on_hit(&mut self, now: Time, key: usize, begun: Time, hit: Hit) {
         self.count("hit");
+        let (value, at) = (hit.value, hit.version);
         let Some(history) = self.keys.get(&key) else {
             return self.fail(now, &format!("key {key}: a hit of what was never put"));
         };
@@ -244,9 +280,13 @@ impl Ledger {
             self.fail(now, &text);
             return;
         }
+        if hit.is_cut_off {
+            self.on_cut_off(now, "hit of who was cut off");
+            return self.note_version(now, key, at, value);
+        }
         let stale = history.changes.iter().find(|change| {
             // One that is in doubt may be done much later, but not as an older version.
-            let is_older = matches!(write.ended, Some((ended, End::Done)) if ended < change.begun);
+            let is_older = matches!(write.ended, Some((ended, End::Done | End::DoneCutOff)) if ended < change.begun);
             let is_dead = is_older || change.version.is_some_and(|version| version > at);
             change.value != Some(value) && is_dead && change.ended < begun
         });
@@ -256,6 +296,14 @@ impl Ledger {
             return;
         }
         self.note_version(now, key, at, value);
+    }
+
+    /// Somebody said that they were cut off, and answered all the same.
+    fn on_cut_off(&mut self, now: Time, what: &'static str) {
+        self.count(what);
+        if self.namespace == NamespaceKind::Strict {
+            self.fail(now, &format!("a {what}, in a strict namespace"));
+        }
     }
 
     /// A get that began then was told that nobody knows.

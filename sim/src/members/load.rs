@@ -28,7 +28,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use super::adapters::Adapters;
-use super::ledger::{End, Hold, Ledger};
+use super::ledger::{End, Hit, Hold, Ledger};
 
 pub(crate) const KEYS: usize = 12;
 /// Tasks of one client.
@@ -66,6 +66,8 @@ pub(crate) struct Load {
     /// From when on nothing may fail.
     pub(crate) calm_from: Time,
     pub(crate) timeout: Duration,
+    /// Of everything that is put.
+    pub(crate) namespace: NamespaceKind,
     /// Whether each node has room for everything.
     pub(crate) is_roomy: bool,
     /// How many copies writes ask for at most.
@@ -211,7 +213,7 @@ impl Load {
         loop {
             let options = ClusterClientOptions {
                 timeout: self.timeout,
-                namespace: NamespaceKind::Strict,
+                namespace: self.namespace,
                 ..ClusterClientOptions::new(self.seeds.clone())
             };
             // In the process of a member, on its core.
@@ -449,13 +451,20 @@ impl Load {
                 room,
                 len_bytes,
                 version,
+                is_cut_off,
                 ..
             }) => {
                 let value = value_of(&room.as_slice()[..len_bytes]);
-                self.log.note(&format!("get {key}: {value:?} {version:?}"));
+                let note = format!("get {key}: {value:?} {version:?}, cut off {is_cut_off}");
+                self.log.note(&note);
                 let mut ledger = self.ledger.borrow_mut();
+                let hit = |value| Hit {
+                    value,
+                    version,
+                    is_cut_off,
+                };
                 match value {
-                    Some(value) => ledger.on_hit(now, key, begun, value, version),
+                    Some(value) => ledger.on_hit(now, key, begun, hit(value)),
                     None => ledger.fail(now, &format!("key {key}: bytes that nobody put")),
                 }
             }

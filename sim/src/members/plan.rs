@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_runtime::sim::Kill;
 use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
@@ -64,6 +65,8 @@ pub(super) struct Planned {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) nodes: u8,
+    /// Of everything that is put.
+    pub(super) namespace: NamespaceKind,
     /// Of each node.
     pub(super) cores: usize,
     /// Of each node. Little of it makes nodes evict.
@@ -107,8 +110,14 @@ impl Plan {
         let mut of_quota = SplitMix64::new(seed ^ 0x7175_6f74);
         let has_quota = of_quota.below(3) == 0;
         let quota_bytes = u64::from(QUOTA_BYTES_MIN + of_quota.below(QUOTA_BYTES_MIN));
+        let is_cache = SplitMix64::new(seed ^ 0x6361_6368).below(3) == 0;
         Self {
             nodes,
+            namespace: if is_cache {
+                NamespaceKind::Cache
+            } else {
+                NamespaceKind::Strict
+            },
             quota_bytes: has_quota.then_some(quota_bytes),
             has_drives: is_tight && draws_drives,
             cores: 1 + usize::from(small(&mut random, 2)),

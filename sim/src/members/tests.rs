@@ -1,10 +1,11 @@
 //! Verdicts on histories written by hand.
 
+use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime_core::time::Time;
 
-use super::ledger::{Cause, End, Hold, Ledger};
+use super::ledger::{Cause, End, Hit, Hold, Ledger};
 use super::load::fingerprint_high;
 use crate::hearing::Told;
 
@@ -35,12 +36,21 @@ fn tell(ledger: &mut Ledger, ms: u64, node: u64, sequence: u64, what: &str) {
 
 /// A write that node 1 has, acknowledged as this version between 10 and 20 ms.
 fn with_a_write(kind: WriteKind, sequence: u64) -> (Ledger, u64) {
-    let mut ledger = Ledger::default();
+    let mut ledger = Ledger::new(NamespaceKind::Strict);
     let value = ledger.begin_write(at(10), KEY, kind);
     tell(&mut ledger, 15, 1, sequence, "kept");
     tell(&mut ledger, 16, 1, sequence, "recorded");
     ledger.end_write(at(20), (KEY, value), End::Done, Some(version(sequence)));
     (ledger, value)
+}
+
+/// What is shown by who is not cut off.
+const fn hit(value: u64, sequence: u64) -> Hit {
+    Hit {
+        value,
+        version: version(sequence),
+        is_cut_off: false,
+    }
 }
 
 /// The cause of a miss between two points in time; `None` if it has none.
@@ -67,7 +77,10 @@ fn a_miss_of_what_is_there_has_no_cause() {
 
 #[test]
 fn each_cause_is_told() {
-    assert_eq!(miss(&mut Ledger::default(), 1, 2), Some("never_put"));
+    assert_eq!(
+        miss(&mut Ledger::new(NamespaceKind::Strict), 1, 2),
+        Some("never_put")
+    );
 
     let (mut evicted, _) = with_a_write(WriteKind::Put, 5);
     tell(&mut evicted, 25, 1, 5, "leaves");
@@ -180,35 +193,35 @@ fn what_is_held_is_not_evicted() {
 fn what_was_removed_with_everything_does_not_come_back() {
     let (mut ledger, value) = with_a_write(WriteKind::Put, 5);
     ledger.begin_clear();
-    ledger.on_hit(at(30), KEY, at(29), value, version(5));
+    ledger.on_hit(at(30), KEY, at(29), hit(value, 5));
     assert_eq!(miss(&mut ledger, 30, 31), Some("removed"));
     ledger.end_clear(at(40), at(25));
     assert_eq!(ledger.failures, [""; 0]);
-    ledger.on_hit(at(50), KEY, at(41), value, version(5));
+    ledger.on_hit(at(50), KEY, at(41), hit(value, 5));
     assert_eq!(ledger.failures.len(), 1);
 }
 
 #[test]
 fn hits_are_of_what_was_written_and_lives() {
     let (mut ledger, value) = with_a_write(WriteKind::Put, 5);
-    ledger.on_hit(at(30), KEY, at(25), value, version(5));
+    ledger.on_hit(at(30), KEY, at(25), hit(value, 5));
     assert_eq!(ledger.failures, [""; 0]);
     ledger.begin_removal(KEY);
     ledger.end_removal(at(40), KEY, at(31), End::Done);
-    ledger.on_hit(at(50), KEY, at(39), value, version(5));
+    ledger.on_hit(at(50), KEY, at(39), hit(value, 5));
     assert_eq!(
         ledger.failures, [""; 0],
         "it began before the removal had ended"
     );
-    ledger.on_hit(at(50), KEY, at(41), value, version(5));
+    ledger.on_hit(at(50), KEY, at(41), hit(value, 5));
     assert_eq!(ledger.failures.len(), 1);
     let (mut mixed, value) = with_a_write(WriteKind::Put, 5);
-    mixed.on_hit(at(30), KEY, at(25), value, version(6));
-    mixed.on_hit(at(30), KEY, at(25), value + 1, version(7));
+    mixed.on_hit(at(30), KEY, at(25), hit(value, 6));
+    mixed.on_hit(at(30), KEY, at(25), hit(value + 1, 7));
     let other = mixed.begin_write(at(31), KEY, WriteKind::Put);
     mixed.end_write(at(32), (KEY, other), End::Undone, None);
-    mixed.on_hit(at(40), KEY, at(33), other, version(8));
-    mixed.on_hit(at(40), KEY, at(33), value, version(5));
+    mixed.on_hit(at(40), KEY, at(33), hit(other, 8));
+    mixed.on_hit(at(40), KEY, at(33), hit(value, 5));
     assert_eq!(mixed.failures.len(), 2, "{:?}", mixed.failures);
 }
 
@@ -244,7 +257,7 @@ fn copies_that_were_asked_for_are_there_in_the_end_where_there_is_room() {
 #[test]
 fn of_an_object_in_parts_a_part_may_be_gone() {
     const STRIPED: usize = 2;
-    let mut ledger = Ledger::default();
+    let mut ledger = Ledger::new(NamespaceKind::Strict);
     let value = ledger.begin_write(at(10), STRIPED, WriteKind::Put);
     let tell_of = |ledger: &mut Ledger, ms: u64, high: u64, what: &str| {
         let fields = [
@@ -268,4 +281,44 @@ fn of_an_object_in_parts_a_part_may_be_gone() {
     ledger.on_miss(at(50), STRIPED, at(40));
     assert_eq!(ledger.failures.len(), 1);
     assert_eq!(ledger.misses.get(Cause::PartGone.name()), Some(&1));
+}
+
+/// Who is cut off may show and write what others know better, in a cache namespace, where it says so.
+#[test]
+fn what_is_said_by_who_is_cut_off_is_believed_in_nothing_but_in_a_strict_namespace() {
+    for namespace in [NamespaceKind::Cache, NamespaceKind::Strict] {
+        let is_fine =
+            |ledger: &Ledger| ledger.failures.is_empty() == (namespace == NamespaceKind::Cache);
+        let begin = |kind| {
+            let mut ledger = Ledger::new(namespace);
+            let value = ledger.begin_write(at(10), KEY, kind);
+            (ledger, value)
+        };
+        let (mut removed, value) = begin(WriteKind::Put);
+        removed.end_write(at(20), (KEY, value), End::Done, Some(version(5)));
+        removed.begin_removal(KEY);
+        removed.end_removal(at(31), KEY, at(22), End::Done);
+        let is_cut_off = true;
+        let shown = Hit {
+            is_cut_off,
+            ..hit(value, 5)
+        };
+        removed.on_hit(at(42), KEY, at(40), shown);
+        assert!(is_fine(&removed), "{:?}", removed.failures);
+        removed.on_hit(at(42), KEY, at(40), hit(value, 5));
+        assert!(!removed.failures.is_empty(), "who is not knows of it");
+
+        let (mut written, value) = begin(WriteKind::Put);
+        written.end_write(at(20), (KEY, value), End::DoneCutOff, Some(version(5)));
+        assert!(is_fine(&written), "{:?}", written.failures);
+        assert_eq!(
+            miss(&mut written, 21, 30),
+            Some("never_put"),
+            "it may go again"
+        );
+
+        let (mut replaced, value) = begin(WriteKind::Upsert);
+        replaced.end_write(at(20), (KEY, value), End::DoneCutOff, Some(version(5)));
+        assert!(!replaced.failures.is_empty(), "that is refused everywhere");
+    }
 }

@@ -101,7 +101,7 @@ impl Town {
         });
         let mut town = Self {
             world,
-            ledger: Rc::default(),
+            ledger: Rc::new(RefCell::new(Ledger::new(plan.namespace))),
             adapters,
             coordinator,
             nodes: Vec::new(),
@@ -173,6 +173,7 @@ impl Town {
             until: LOAD_UNTIL,
             calm_from: CALM_FROM,
             timeout: TIMEOUT,
+            namespace: self.plan.namespace,
             is_roomy: self.plan.is_roomy(),
             copies_max: self.plan.copies_max,
             quota_bytes: self.plan.quota_bytes,

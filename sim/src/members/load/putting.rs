@@ -81,7 +81,18 @@ impl Load {
         let now = self.log.now();
         self.log.note(&format!("{kind:?} {key} {value}: {put:?}"));
         let (what, end, version) = match &put {
-            Ok(Stored::Written { version, .. }) => ("written", End::Done, Some(*version)),
+            Ok(Stored::Written {
+                version,
+                is_cut_off,
+                ..
+            }) => {
+                let end = if *is_cut_off {
+                    End::DoneCutOff
+                } else {
+                    End::Done
+                };
+                ("written", end, Some(*version))
+            }
             Ok(Stored::Exists { .. }) => ("exists", End::Undone, None),
             Err(error) => {
                 let what = format!("{kind:?} {key}");
