@@ -519,29 +519,58 @@ pub(super) async fn ask_owner(
         if time::now() >= until {
             return Err(why);
         }
-        let attachments = Attachments {
-            payload: value.and_then(Value::payload),
-            room: None,
-            arrange: None,
-        };
-        let called = call(asking, seat, op, &body, attachments);
-        let called = time::timeout(until.since(time::now()), called).await;
-        match called {
-            Err(_late) => return Err(why),
-            Ok((Called::Never(kind), _)) => return Err(kind),
-            Ok((Called::Reply(version, reply), _)) => {
-                let status = Status::from_code(reply.status);
-                if !status.is_retryable() {
-                    return Ok((version, reply));
-                }
-                why = StoreErrorKind::Refused(status);
-            }
-            // Perhaps it is a member no more.
-            Ok((Called::Unsent | Called::Unanswered, _)) if !has_seat(&asking.map(), seat) => {
-                return Err(StoreErrorKind::Refused(Status::WrongSeat));
-            }
-            Ok((Called::Unsent | Called::Unanswered, _)) => {}
+        match ask_owner_once(asking, seat, op, &body, value, until).await? {
+            Said::Answer(version, reply) => return Ok((version, reply)),
+            Said::Refusal(status) => why = StoreErrorKind::Refused(status),
+            Said::Nothing if time::now() >= until => return Err(why),
+            Said::Nothing => {}
         }
         time::sleep(PAUSE).await;
+    }
+}
+
+/// What an owner says that is asked once.
+pub(super) enum Said {
+    Answer(FormatVersion, Reply),
+    /// It may be asked again.
+    Refusal(Status),
+    /// It was not reached, or has not answered in time.
+    Nothing,
+}
+
+/// Asks an owner, as [`ask_owner`] does, once.
+///
+/// # Errors
+/// `Refused(WrongSeat)` if it is a member no more, or what will be answered to whoever asks.
+pub(super) async fn ask_owner_once(
+    asking: &Asking,
+    seat: Seat,
+    op: Op,
+    body: impl Fn(FormatVersion, &mut Vec<u8>),
+    value: Option<&Value>,
+    until: Time,
+) -> Result<Said, StoreErrorKind> {
+    let attachments = Attachments {
+        payload: value.and_then(Value::payload),
+        room: None,
+        arrange: None,
+    };
+    let called = call(asking, seat, op, &body, attachments);
+    match time::timeout(until.since(time::now()), called).await {
+        Err(_late) => Ok(Said::Nothing),
+        Ok((Called::Never(kind), _)) => Err(kind),
+        Ok((Called::Reply(version, reply), _)) => {
+            let status = Status::from_code(reply.status);
+            Ok(if status.is_retryable() {
+                Said::Refusal(status)
+            } else {
+                Said::Answer(version, reply)
+            })
+        }
+        // Perhaps it is a member no more.
+        Ok((Called::Unsent | Called::Unanswered, _)) if !has_seat(&asking.map(), seat) => {
+            Err(StoreErrorKind::Refused(Status::WrongSeat))
+        }
+        Ok((Called::Unsent | Called::Unanswered, _)) => Ok(Said::Nothing),
     }
 }

@@ -206,7 +206,7 @@ impl ClusterClient {
             retention: self.retention(&object.options, object.is_last),
             ..self.write_ask(key, object.options, until)
         };
-        let (seat, is_home) = loop {
+        let (seat, is_last) = loop {
             match places.next() {
                 Place::Here { is_wished } => {
                     let local = self.inside();
@@ -217,10 +217,13 @@ impl ClusterClient {
                     }
                 }
                 Place::At(seat) => break (seat, false),
-                Place::Home => break (home_of(&self.asking.map(), key.fingerprint())?, true),
+                Place::Home => {
+                    let home = home_of(&self.asking.map(), key.fingerprint())?;
+                    break (home, places.is_last());
+                }
             }
         };
-        let wish = if is_home {
+        let wish = if is_last {
             Wish::Write(seat, ask)
         } else {
             Wish::WriteOnce(seat, ask)
@@ -238,18 +241,23 @@ impl ClusterClient {
         begun: Option<Begun<'_, F>>,
         until: Time,
     ) -> Result<Stored, StoreError> {
-        if let Some(stored) = end(begun, &places).await? {
-            return Ok(stored);
-        }
+        let mut tried = end(begun, &places).await?;
         loop {
-            if places.is_at_home() {
-                // Nothing was done there: perhaps the home is another node by now.
-                self.wait_for_map(until).await?;
+            match tried {
+                Tried::Stored(stored) => return Ok(stored),
+                Tried::NoRoom if places.is_first_at_home() => {
+                    let len_bytes = object.value.len();
+                    let drawn = self.draw_seat(object.key, len_bytes).await;
+                    drawn.into_iter().for_each(|seat| places.add(seat));
+                }
+                // Perhaps the home is another node by now.
+                Tried::NoRoom | Tried::Nothing if places.is_last() => {
+                    self.wait_for_map(until).await?;
+                }
+                Tried::NoRoom | Tried::Nothing => {}
             }
             let begun = self.begin_next(&mut places, object, until);
-            if let Some(stored) = end(begun, &places).await? {
-                return Ok(stored);
-            }
+            tried = end(begun, &places).await?;
         }
     }
 
@@ -663,45 +671,78 @@ pub(super) enum Begun<'a, F> {
     There(F),
 }
 
-/// What came of a write at the place that was tried last; `None` if nothing was done.
+/// What came of a write at the place that was tried last.
+enum Tried {
+    Stored(Stored),
+    /// Nothing was done, since there was no room.
+    NoRoom,
+    /// Nothing was done.
+    Nothing,
+}
+
+impl Tried {
+    fn of(answer: WriteAnswer) -> Result<Self, StoreError> {
+        let is_full = answer == WriteAnswer::Full;
+        Ok(match stored_as(answer)? {
+            Some(stored) => Self::Stored(stored),
+            None if is_full => Self::NoRoom,
+            None => Self::Nothing,
+        })
+    }
+}
+
 async fn end<F: Future<Output = Ended>>(
     begun: Option<Begun<'_, F>>,
     places: &Places,
-) -> Result<Option<Stored>, StoreError> {
-    let stored = match begun {
-        None => None,
-        Some(Begun::Here(begun)) => stored_as(begun.end().await)?,
-        Some(Begun::There(begun)) => match stored(begun.await) {
+) -> Result<Tried, StoreError> {
+    let tried = match begun {
+        None => Tried::Nothing,
+        Some(Begun::Here(begun)) => Tried::of(begun.end().await)?,
+        Some(Begun::There(begun)) => match begun.await.outcome {
+            Ok(Outcome::Written(answer)) => Tried::of(answer)?,
             // Nodes have different memories.
-            Err(error) if !places.is_at_home() && is_of_memory(&error) => None,
-            stored => stored?,
+            Err(kind) if is_of_memory(kind) && !places.is_last() => Tried::NoRoom,
+            // The tenant's quota is lent by one for all.
+            Err(kind) if is_of_quota(kind) && !places.is_at_home() => Tried::NoRoom,
+            outcome => match stored_of(outcome)? {
+                Some(stored) => Tried::Stored(stored),
+                None => Tried::Nothing,
+            },
         },
     };
-    Ok(stored.map(|stored| match stored {
-        Stored::Written {
+    Ok(match tried {
+        Tried::Stored(Stored::Written {
             version,
             is_cut_off,
             ..
-        } => Stored::Written {
+        }) => Tried::Stored(Stored::Written {
             version,
             is_cut_off,
             is_elsewhere: places.is_elsewhere(),
-        },
-        exists @ Stored::Exists { .. } => exists,
-    }))
+        }),
+        tried => tried,
+    })
 }
 
 /// Whether another node, whose memory is another, may take it.
-const fn is_of_memory(error: &StoreError) -> bool {
+pub(super) const fn is_of_memory(kind: StoreErrorKind) -> bool {
     matches!(
-        error.kind,
-        StoreErrorKind::Refused(Status::TooLarge | Status::PinnedFull | Status::OverQuota)
+        kind,
+        StoreErrorKind::Refused(Status::TooLarge | Status::PinnedFull)
     )
+}
+
+const fn is_of_quota(kind: StoreErrorKind) -> bool {
+    matches!(kind, StoreErrorKind::Refused(Status::OverQuota))
 }
 
 /// What came of a write; `None` if nothing was done.
 pub(super) fn stored(ended: Ended) -> Result<Option<Stored>, StoreError> {
-    match ended.outcome.map_err(StoreError::local)? {
+    stored_of(ended.outcome)
+}
+
+fn stored_of(outcome: Result<Outcome, StoreErrorKind>) -> Result<Option<Stored>, StoreError> {
+    match outcome.map_err(StoreError::local)? {
         Outcome::Written(answer) => stored_as(answer),
         Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
         Outcome::NoRoom => Err(StoreError::local(StoreErrorKind::Refused(Status::Full))),

@@ -1,11 +1,15 @@
 //! Where the first copy of an object is tried: on the nodes that its writer prefers, then on the writer's own
-//! node, then at the key's home.
+//! node, then at the key's home, then where there is room.
 //!
 //! | who writes | the first copy goes to |
 //! |---|---|
 //! | a client inside of a node | its own core, where nothing has to leave for it; else the key's home |
 //! | any other client | the key's home: one round trip |
 //! | whoever prefers nodes | the first of them that takes it, though something has to leave there; else as above |
+//! | whose home has no room, and nothing that may leave | one of two nodes that are drawn by the room they have; else the home, for as long as there is time |
+//!
+//! Keys are spread over homes by the weights of nodes, so that what goes there is spread as well as by draws, without
+//! asking anybody for room first, and without a claim.
 //!
 //! Nothing is tried again of which it is not known whether it was done: only who has said that nothing was
 //! done, or was not reached at all, is passed over.
@@ -17,7 +21,7 @@ use std::time::Duration;
 use lunette_cluster::proto::map::{ClusterMap, MapMember};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::placement::choice::{Offer, choose};
-use lunette_kvstore_proto::placement::{Seat, seat_at};
+use lunette_kvstore_proto::placement::{Seat, home_of, seat_at};
 use lunette_runtime::entropy;
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 
@@ -84,9 +88,15 @@ pub(super) enum Place {
 }
 
 /// The places that are tried for one object, one after the other; the home again and again.
+///
+/// ```text
+/// what is left -> Home, once -> drawn, if it had no room -> Home, for as long as there is time -> ...
+/// ```
 #[derive(Debug)]
 pub(super) struct Places {
     left: VecDeque<Place>,
+    /// Whether the home was tried before.
+    is_patient: bool,
     /// Places that were wished for and not tried yet.
     wished: usize,
     has_wish: bool,
@@ -102,6 +112,7 @@ impl Places {
         left.extend((is_inside && !is_tried).then_some(own));
         Self {
             left,
+            is_patient: false,
             wished: count,
             has_wish,
             now: None,
@@ -109,15 +120,31 @@ impl Places {
     }
 
     pub(super) fn next(&mut self) -> Place {
+        self.is_patient |= self.is_at_home();
         let place = self.left.pop_front().unwrap_or(Place::Home);
         self.now = Some((place, self.wished > 0));
         self.wished = self.wished.saturating_sub(1);
         place
     }
 
-    /// Whether the home was tried last, and in vain: nothing is left but to wait for another.
+    /// Whether the home was tried last.
     pub(super) fn is_at_home(&self) -> bool {
         matches!(self.now, Some((Place::Home, _)))
+    }
+
+    /// Whether the home was tried last, for the first time: it is asked once.
+    pub(super) fn is_first_at_home(&self) -> bool {
+        self.is_at_home() && !self.is_patient
+    }
+
+    /// Whether the home was tried last, for as long as there was time: nothing is left but to wait for another.
+    pub(super) fn is_last(&self) -> bool {
+        self.is_at_home() && self.is_patient
+    }
+
+    /// Before the home is tried again, this seat is.
+    pub(super) fn add(&mut self, seat: Seat) {
+        self.left.push_back(Place::At(seat));
     }
 
     /// Whether places were wished for, and the one that was tried last is none of them.
@@ -175,12 +202,27 @@ impl ClusterClient {
         {
             return Some(local.seat().node);
         }
+        self.draw(total_bytes, None).await
+    }
+
+    /// A seat for an object whose home has no room for it, if there are other nodes.
+    pub(super) async fn draw_seat(&self, key: Key<'_>, len_bytes: usize) -> Option<Seat> {
+        let map = self.asking.map();
+        let home = home_of(&map, key.fingerprint())?;
+        let needed_bytes = extent_bytes(key.bytes().len(), len_bytes);
+        let node = self.draw(needed_bytes, Some(home.node)).await?;
+        seat_at(&self.asking.map(), node, key.fingerprint())
+    }
+
+    /// One of two nodes that are drawn among those which have so much room; where nobody has, that of those which were asked
+    /// where there is most. None is `but`.
+    async fn draw(&self, len_bytes: u64, but: Option<NodeId>) -> Option<NodeId> {
         let map = self.asking.map();
         let mut others: Vec<&MapMember> = map.members().iter().collect();
-        others.retain(|member| !member.is_draining);
+        others.retain(|member| !member.is_draining && Some(member.id) != but);
         let mut offers = Vec::new();
         for _ in 0..ASKED_MAX {
-            let have_room = |offer: &&Offer| offer.free_bytes >= total_bytes;
+            let have_room = |offer: &&Offer| offer.free_bytes >= len_bytes;
             if others.is_empty() || offers.iter().filter(have_room).count() == CANDIDATES {
                 break;
             }
@@ -190,9 +232,9 @@ impl ClusterClient {
             offers.extend(self.offer(member).await);
         }
         let draws = [entropy(), entropy()];
-        let chosen = choose(&offers, total_bytes, &[], draws);
+        let chosen = choose(&offers, len_bytes, &[], draws);
         let chosen = chosen.map(|index| offers[index].node);
-        // Where nobody has room for all, something leaves where there is most.
+        // Something leaves there.
         let roomiest = || offers.iter().max_by_key(|offer| offer.free_bytes);
         chosen.or_else(|| Some(roomiest()?.node))
     }
@@ -241,10 +283,13 @@ mod tests {
     /// The places in order, and which of them are elsewhere.
     fn tried(mut places: Places) -> Vec<(Place, bool)> {
         let mut tried = Vec::new();
-        while !places.is_at_home() {
+        while !places.is_first_at_home() {
             tried.push((places.next(), places.is_elsewhere()));
         }
-        assert_eq!(places.next(), Place::Home, "again");
+        for _ in 0..2 {
+            assert_eq!(places.next(), Place::Home, "again");
+            assert!(places.is_last() && !places.is_first_at_home());
+        }
         tried
     }
 
@@ -268,6 +313,23 @@ mod tests {
             tried(Places::new(vec![WISHED, at(2)], true, true)),
             expected
         );
+    }
+
+    #[test]
+    fn who_has_room_is_tried_once_between_two_tries_of_the_home() {
+        let mut places = Places::new(vec![at(3)], true, false);
+        assert_eq!(places.next(), at(3));
+        assert!(!places.is_first_at_home() && !places.is_last());
+        assert_eq!(places.next(), Place::Home);
+        assert!(places.is_first_at_home() && !places.is_last());
+        let Place::At(seat) = at(5) else {
+            unreachable!("a seat");
+        };
+        places.add(seat);
+        assert_eq!(places.next(), at(5));
+        assert!(places.is_elsewhere() && !places.is_first_at_home() && !places.is_last());
+        assert_eq!(places.next(), Place::Home);
+        assert!(places.is_last() && !places.is_first_at_home());
     }
 
     #[test]

@@ -1,16 +1,23 @@
 //! Where the first copy of an object is: on the writer's own node, where it is preferred, together with others.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
-use lunette_kvstore::{ClusterClient, Lent, Preferred, PutOptions, Stored, Value};
+use futures_util::future::join_all;
+use lunette_kvstore::{ClusterClient, Lent, Preferred, PutOptions, Reserved, Stored, Value};
+use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::HoldWish;
+use lunette_kvstore_proto::placement::home_of;
+use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime_core::ids::NodeId;
 
 use super::on_each_driver::run;
 use super::scene::{Scene, eventually, key, pattern};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
+const KEEP: Duration = Duration::from_secs(30);
 
 /// Nodes, as their places in the map.
 fn preferring(client: &ClusterClient, nodes: &[usize]) -> PutOptions {
@@ -235,5 +242,65 @@ fn a_batch_is_on_one_node_if_that_is_asked_for() {
         assert_eq!(held(&scene, &client).await[2], before[2] + 40);
         let invalid = vec![(vec![], Value::new(pattern(1, 1)))];
         assert!(client.put_all(&invalid, together).await[0].is_err());
+    });
+}
+
+/// Nothing may leave there: it is reserved, or pinned for ever.
+#[test]
+fn what_its_home_has_no_room_for_goes_to_who_has_room() {
+    run(WORLDS, || async {
+        const LEN: usize = 1 << 20;
+        let scene = Scene::of(2, 8 * MIB).await;
+        let outside = scene.client().await;
+        let map = outside.map();
+        let of_first = |n: &usize| {
+            let name = key(*n);
+            let key = Key::new(&name).expect("a key");
+            home_of(&map, key.fingerprint()).is_some_and(|home| home.node == NodeId(1))
+        };
+        let mut numbers = (0..).filter(of_first);
+        let mut next = || numbers.next().expect("there are more");
+        let reserve = async |n: usize, len: usize| {
+            let options = PutOptions::default();
+            let reserved = outside.reserve(&key(n), len, options, KEEP).await;
+            match reserved.expect("room") {
+                Reserved::Room(reservation) => reservation,
+                exists @ Reserved::Exists { .. } => unreachable!("{exists:?}"),
+            }
+        };
+        let kept = reserve(next(), 7 * LEN).await;
+        for (count, client) in (1..).zip([&outside, &scene.inside(0).await]) {
+            let n = next();
+            assert!(!put(client, n, LEN, PutOptions::default()).await);
+            assert_eq!(scene.held_by(client, 2).await, count);
+            scene.expect(client, n, LEN).await;
+        }
+        let n = next();
+        let reserved = reserve(n, LEN).await;
+        let value = Value::new(pattern(n, LEN));
+        reserved.write(0, value).await.expect("written");
+        reserved.commit().await.expect("committed");
+        assert_eq!(scene.held_by(&outside, 2).await, 3);
+        scene.expect(&outside, n, LEN).await;
+        kept.revoke().await.expect("it is there");
+
+        let pinned = PutOptions {
+            pin: Pin::Hard,
+            ..PutOptions::default()
+        };
+        // Of each memory a half may be pinned.
+        for _ in 0..5 {
+            let n = next();
+            assert!(!put(&outside, n, LEN, pinned).await);
+            scene.expect(&outside, n, LEN).await;
+        }
+        let held = [1, 2].map(|node| scene.held_by(&outside, node));
+        let [first, second] = join_all(held).await[..] else {
+            unreachable!("two");
+        };
+        assert!(
+            first > 0 && second > 3 && first + second == 8,
+            "{first}, {second}"
+        );
     });
 }

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use lunette_kvstore_proto::asker::PAUSE;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{
     FillMessage, KEEP_MS_MAX, ReservationId, ReserveMessage, ReserveReply, RevokeMessage,
@@ -11,14 +12,16 @@ use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime::time;
+use lunette_runtime_core::time::Time;
 
-use crate::cluster_client::objects::stored;
+use crate::cluster_client::calls::Said;
+use crate::cluster_client::objects::{is_of_memory, stored};
 use crate::cluster_client::running::Brought;
 use crate::cluster_client::{ClusterClient, PutOptions, Stored, calls};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;
 
-/// Room at the home of a key. Dropping it gives it back.
+/// Room at the home of a key, or elsewhere if there was none. Dropping it gives it back.
 pub(super) struct Slot {
     client: ClusterClient,
     seat: Seat,
@@ -38,6 +41,26 @@ pub(super) enum Slotted {
     },
 }
 
+/// What is wished for.
+struct SlotWish<'a> {
+    client: &'a ClusterClient,
+    key: Key<'a>,
+    len_bytes: u32,
+    options: PutOptions,
+    keep_ms: u32,
+    id: ReservationId,
+    until: Time,
+}
+
+/// What came of it at one seat.
+enum Asked {
+    Slotted(Slotted),
+    NoRoom(Status),
+    WrongSeat,
+    /// It may be asked again, whether it has refused or was not reached.
+    Later(Option<Status>),
+}
+
 /// A commit has failed.
 pub(super) struct SlotFailure {
     pub(super) error: StoreError,
@@ -45,8 +68,63 @@ pub(super) struct SlotFailure {
     pub(super) slot: Option<Slot>,
 }
 
+impl SlotWish<'_> {
+    /// Asks a seat, once.
+    async fn ask(&self, seat: Seat) -> Result<Asked, StoreError> {
+        let (client, options) = (self.client, &self.options);
+        let message = ReserveMessage {
+            asker: client.asking.id(),
+            reservation: self.id,
+            to: seat,
+            kind: options.kind,
+            namespace: client.asking.namespace(),
+            wanted: options.copies,
+            len_bytes: self.len_bytes,
+            keep_ms: self.keep_ms.min(KEEP_MS_MAX),
+            retention: client.retention(options, false),
+            key: self.key,
+        };
+        let body = |version, out: &mut Vec<u8>| message.encode(version, out);
+        let (asking, until) = (&client.asking, self.until);
+        let said = calls::ask_owner_once(asking, seat, Op::Reserve, body, None, until).await;
+        let (version, reply) = match said {
+            Ok(Said::Answer(version, reply)) => (version, reply),
+            Ok(Said::Refusal(Status::Full)) => return Ok(Asked::NoRoom(Status::Full)),
+            Ok(Said::Refusal(status)) => return Ok(Asked::Later(Some(status))),
+            Ok(Said::Nothing) => return Ok(Asked::Later(None)),
+            Err(StoreErrorKind::Refused(Status::WrongSeat)) => return Ok(Asked::WrongSeat),
+            Err(kind) => return Err(StoreError::local(kind)),
+        };
+        match Status::from_code(reply.status) {
+            Status::Ok => match ReserveReply::decode(version, &reply.body) {
+                Ok(ReserveReply::Reserved) => Ok(Asked::Slotted(Slotted::Slot(self.slot(seat)))),
+                Ok(ReserveReply::Exists { version }) => {
+                    Ok(Asked::Slotted(Slotted::Exists { version }))
+                }
+                Err(fault) => Err(StoreError::local(fault.into())),
+            },
+            Status::WrongSeat => Ok(Asked::WrongSeat),
+            status if is_of_memory(StoreErrorKind::Refused(status)) => Ok(Asked::NoRoom(status)),
+            status => Err(StoreError::local(StoreErrorKind::Refused(status))),
+        }
+    }
+
+    fn slot(&self, seat: Seat) -> Slot {
+        Slot {
+            client: self.client.clone(),
+            seat,
+            id: self.id,
+            key: self.key.bytes().to_vec(),
+            kind: self.options.kind,
+            copies: self.options.copies,
+            is_over: Cell::new(false),
+        }
+    }
+}
+
 impl Slot {
-    /// Asks for room for `len_bytes`, at most what one message carries, within the time of an operation.
+    /// Asks for room for `len_bytes`, at most what one message carries, within the time of an operation: at the key's home,
+    /// and where there is none, at a node that is [drawn](ClusterClient::draw_seat).
     pub(super) async fn reserve(
         client: &ClusterClient,
         key: Key<'_>,
@@ -55,54 +133,48 @@ impl Slot {
         keep: Duration,
     ) -> Result<Slotted, StoreError> {
         let until = time::now() + client.timeout;
-        let asking = &client.asking;
-        let id = asking.next_reservation();
-        let keep_ms = u32::try_from(keep.as_millis()).unwrap_or(KEEP_MS_MAX);
-        loop {
-            let Some(seat) = home_of(&asking.map(), key.fingerprint()) else {
+        let wish = SlotWish {
+            client,
+            key,
+            len_bytes,
+            options,
+            keep_ms: u32::try_from(keep.as_millis()).unwrap_or(KEEP_MS_MAX),
+            id: client.asking.next_reservation(),
+            until,
+        };
+        let mut why = StoreErrorKind::TimedOut;
+        while time::now() < until {
+            let Some(home) = home_of(&client.asking.map(), key.fingerprint()) else {
                 client.wait_for_map(until).await?;
                 continue;
             };
-            let message = ReserveMessage {
-                asker: asking.id(),
-                reservation: id,
-                to: seat,
-                kind: options.kind,
-                namespace: asking.namespace(),
-                wanted: options.copies,
-                len_bytes,
-                keep_ms: keep_ms.min(KEEP_MS_MAX),
-                retention: client.retention(&options, false),
-                key,
-            };
-            let body = |version, out: &mut Vec<u8>| message.encode(version, out);
-            let asked = calls::ask_owner(asking, seat, Op::Reserve, body, None, until).await;
-            let (version, reply) = match asked {
-                Ok(answer) if Status::from_code(answer.1.status) != Status::WrongSeat => answer,
-                Ok(_) | Err(StoreErrorKind::Refused(Status::WrongSeat)) => {
-                    client.wait_for_map(until).await?;
-                    continue;
-                }
-                Err(kind) => return Err(StoreError::local(kind)),
-            };
-            let slot = || Self {
-                client: client.clone(),
-                seat,
-                id,
-                key: key.bytes().to_vec(),
-                kind: options.kind,
-                copies: options.copies,
-                is_over: Cell::new(false),
-            };
-            return match Status::from_code(reply.status) {
-                Status::Ok => match ReserveReply::decode(version, &reply.body) {
-                    Ok(ReserveReply::Reserved) => Ok(Slotted::Slot(slot())),
-                    Ok(ReserveReply::Exists { version }) => Ok(Slotted::Exists { version }),
-                    Err(fault) => Err(StoreError::local(fault.into())),
+            let asked = match wish.ask(home).await? {
+                Asked::NoRoom(status) => match client.draw_seat(key, len_bytes as usize).await {
+                    Some(other) => match wish.ask(other).await? {
+                        slotted @ Asked::Slotted(_) => slotted,
+                        _ => Asked::NoRoom(status),
+                    },
+                    None => Asked::NoRoom(status),
                 },
-                status => Err(StoreError::local(StoreErrorKind::Refused(status))),
+                asked => asked,
             };
+            match asked {
+                Asked::Slotted(slotted) => return Ok(slotted),
+                Asked::NoRoom(status) => {
+                    why = StoreErrorKind::Refused(status);
+                    if !status.is_retryable() {
+                        break;
+                    }
+                    time::sleep(PAUSE).await;
+                }
+                Asked::WrongSeat => client.wait_for_map(until).await?,
+                Asked::Later(refused) => {
+                    why = refused.map_or(why, StoreErrorKind::Refused);
+                    time::sleep(PAUSE).await;
+                }
+            }
         }
+        Err(StoreError::local(why))
     }
 
     /// Writes to a range of it. A value of no bytes keeps it for another while.
