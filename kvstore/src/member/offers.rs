@@ -10,6 +10,7 @@ use lunette_kvstore_proto::placement::choice::Offer;
 use lunette_kvstore_proto::placement::{Seat, seat_at};
 use lunette_runtime::{entropy, time};
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 use lunette_transfer::Attachments;
 
@@ -61,7 +62,7 @@ impl Offers {
         let mut others: Vec<_> = map.members().iter().collect();
         others.retain(|member| {
             let has_copy = taken.iter().any(|offer| offer.node == member.id);
-            !member.is_draining && !has_copy
+            !member.is_draining && has_copy == mutant::is_on(Mutant::ReplicaDoubled)
         });
         // Those in racks that have a copy are asked only where no other has room.
         let is_near = |rack| taken.iter().any(|offer| offer.rack == rack);

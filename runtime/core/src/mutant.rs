@@ -46,6 +46,8 @@ pub enum Mutant {
     SurplusMiscounted,
     /// Copies that are missing are not made again.
     RepairForgotten,
+    /// Replicas are made where there are copies already.
+    ReplicaDoubled,
     /// What was written before "remove all" lives on.
     GenerationIgnored,
     /// The log announces a record before what is behind it has been written.

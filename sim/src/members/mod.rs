@@ -26,9 +26,9 @@ use self::town::Town;
 use crate::hearing::Hearing;
 use crate::report::Report;
 
-/// Bugs that are to be found here: that of pins, and those of the home protocol, but for copies that are dropped although they
+/// Bugs that are to be found here: those of pins and of the choice of nodes for replicas, and those of the home protocol, but for copies that are dropped although they
 /// are no surplus. There are seldom too many here; that bug is left to the protocol's own worlds.
-pub const MUTANTS: [(&str, Mutant); 10] = [
+pub const MUTANTS: [(&str, Mutant); 11] = [
     ("claim-unchecked", Mutant::ClaimUnchecked),
     ("publish-unclaimed", Mutant::PublishUnclaimed),
     ("retract-unrecorded", Mutant::RetractUnrecorded),
@@ -38,6 +38,7 @@ pub const MUTANTS: [(&str, Mutant); 10] = [
     ("hold-ignored", Mutant::HoldIgnored),
     ("hard-pin-ignored", Mutant::HardPinIgnored),
     ("repair-forgotten", Mutant::RepairForgotten),
+    ("replica-doubled", Mutant::ReplicaDoubled),
     ("generation-ignored", Mutant::GenerationIgnored),
 ];
 

@@ -12,6 +12,7 @@ use core::time::Duration;
 
 use lunette_cluster_proto::rack::Rack;
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
 /// The shortest time in which an empty node is filled.
@@ -56,7 +57,10 @@ impl Offer {
     /// How likely it is to be drawn, and which of two is better.
     fn weight(&self, len_bytes: u64, taken: &[Self]) -> u64 {
         let is_taken = taken.iter().any(|other| other.node == self.node);
-        if is_taken || !self.is_open || self.free_bytes < len_bytes {
+        if is_taken != mutant::is_on(Mutant::ReplicaDoubled)
+            || !self.is_open
+            || self.free_bytes < len_bytes
+        {
             return 0;
         }
         let idle = LOAD_FULL.saturating_sub(self.load.into()).max(1);
