@@ -25,8 +25,8 @@ use lunette_kvstore::{
 };
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskMessage, AskerId, ClearMessage, CommitMessage, Content, FillMessage,
-    GatherMessage, GetMessage, HoldWish, ListMessage, NearWish, PeekMessage, QuotaMessage,
+    Answer, Ask, AskMessage, AskerId, CommitMessage, Content, FillMessage, GatherMessage,
+    GetMessage, HoldWish, ListMessage, MemberMessage, NearWish, PeekMessage, QuotaMessage,
     ReadMessage, ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage, ScatterHead,
     ScatterMessage, ScatterWrite, SeatMessage, WriteMessage,
 };
@@ -598,8 +598,12 @@ fn peeking(
         QuotaMessage { to, change }.encode(newest, body);
         Op::Quota
     } else {
-        ClearMessage { to }.encode(newest, body);
-        Op::Clear
+        MemberMessage { to }.encode(newest, body);
+        if number % 16 == 5 {
+            Op::Retire
+        } else {
+            Op::Clear
+        }
     }
 }
 

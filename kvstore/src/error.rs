@@ -62,6 +62,18 @@ pub enum StoreErrorKind {
     /// [`remove_listed`](crate::ClusterClient::remove_listed).
     #[error("it is of all tenants: only a client of the default one may ask for it")]
     OfAllTenants,
+    /// The cluster's map has no member of this name.
+    #[error("{member} is no member of the cluster")]
+    NoMember {
+        /// The name that was asked for.
+        member: SocketAddr,
+    },
+    /// No other member could be the home of anything.
+    #[error("{member} is the last member that takes objects")]
+    LastMember {
+        /// The name that was asked for.
+        member: SocketAddr,
+    },
     /// A writer prefers at most [`PREFERRED_MAX`](crate::PREFERRED_MAX) nodes.
     #[error(
         "{count} preferred nodes are above the limit of {}",
@@ -166,6 +178,8 @@ impl StoreError {
             | StoreErrorKind::TooManyPieces { .. }
             | StoreErrorKind::Copies { .. }
             | StoreErrorKind::OfAllTenants
+            | StoreErrorKind::NoMember { .. }
+            | StoreErrorKind::LastMember { .. }
             | StoreErrorKind::Preferred { .. }
             | StoreErrorKind::Ranges { .. }
             | StoreErrorKind::OutOfRange { .. }

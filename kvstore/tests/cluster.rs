@@ -137,6 +137,10 @@ mod reserved;
 mod reserved_parts;
 
 #[cfg(test)]
+#[path = "cluster/retiring.rs"]
+mod retiring;
+
+#[cfg(test)]
 #[path = "cluster/connections.rs"]
 mod connections;
 

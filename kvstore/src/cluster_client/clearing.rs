@@ -2,7 +2,7 @@
 
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::asker::PAUSE;
-use lunette_kvstore_proto::message::directory::{ClearMessage, ClearReply};
+use lunette_kvstore_proto::message::directory::{ClearReply, MemberMessage};
 use lunette_kvstore_proto::version::Generation;
 use lunette_runtime::{entropy, time};
 use lunette_runtime_core::ids::NodeId;
@@ -50,7 +50,7 @@ impl ClusterClient {
         let mut turn = entropy();
         while time::now() < until {
             if let Some((to, _)) = any_seat(&self.asking.map(), turn) {
-                let message = ClearMessage { to };
+                let message = MemberMessage { to };
                 if let Some(reply) = calls::clear(&self.asking, message, until).await? {
                     return Ok(reply);
                 }

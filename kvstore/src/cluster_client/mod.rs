@@ -26,6 +26,7 @@
 //! | `maps` | where newer maps come from |
 //! | `clearing` | "remove all" |
 //! | `quotas` | how much memory tenants may have |
+//! | `retiring` | to empty a member that is to leave |
 //! | `listing` | [`Listed`]: which keys there are |
 
 mod adapters;
@@ -45,6 +46,7 @@ mod peeking;
 mod placing;
 mod quotas;
 mod reserving;
+mod retiring;
 mod running;
 mod scattering;
 mod seeing;

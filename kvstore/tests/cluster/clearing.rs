@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lunette_kvstore_proto::message::directory::ClearMessage;
+use lunette_kvstore_proto::message::directory::MemberMessage;
 use lunette_kvstore_proto::message::{FormatVersion, NodeState, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::{spawn_local, time};
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CLEARING_MAX: usize = 64;
 
 async fn clear(connection: &Connection, to: Seat, timeout: Duration) -> Option<Status> {
-    let body = |out: &mut Vec<u8>| ClearMessage { to }.encode(FormatVersion(1), out);
+    let body = |out: &mut Vec<u8>| MemberMessage { to }.encode(FormatVersion(1), out);
     let asked = connection.call(Op::Clear.code(), body, Attachments::default(), timeout);
     asked
         .await

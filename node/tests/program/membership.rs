@@ -185,6 +185,44 @@ fn everything_is_removed_by_who_says_that_it_is_meant() {
 }
 
 #[test]
+fn a_member_is_emptied_before_it_is_stopped() {
+    let town = Town::new();
+    let nodes = [1, 2].map(|id| Node::spawn(&mut town.member(id, &[])));
+    town::await_members(&nodes[0], 2);
+    let [first, second] = [0, 1].map(|node: usize| nodes[node].address());
+    let put = |number: u32| {
+        let put = ["put", "--nodes", first, &format!("key-{number}")];
+        run_with_input(&put, b"value").ended_with(0);
+    };
+    (0..20).for_each(put);
+    let retire = ["cluster", "retire", "--nodes", first];
+    let text = run(&[&retire[..], &[second]].concat()).ended_with(0);
+    assert!(text.text().starts_with(second), "{}", text.text());
+    let again = run(&[&retire[..], &[second, "--json"]].concat()).ended_with(0);
+    assert_eq!(again.json(), serde_json::json!({ "retired": second }));
+    let status = ["cluster", "status", "--json", "--nodes", first];
+    let members = || run(&status).ended_with(0).json()["members"].clone();
+    let entries = |members: &serde_json::Value, node: usize| {
+        let entries = members[node]["entries"].as_u64();
+        entries.expect("a number")
+    };
+    let before = members();
+    assert_eq!(before[0]["is_draining"], false);
+    assert_eq!(before[1]["is_draining"], true);
+    (20..40).for_each(put);
+    let after = members();
+    assert!(entries(&before, 1) > 0, "{before}");
+    assert_eq!(entries(&after, 1), entries(&before, 1));
+    assert_eq!(entries(&after, 0), entries(&before, 0) + 20);
+    for number in 0..40 {
+        let get = ["get", "--nodes", first, &format!("key-{number}")];
+        run(&get).ended_with(0);
+    }
+    let stranger = run(&[&retire[..], &["127.0.0.1:1"]].concat()).ended_with(1);
+    assert!(stranger.stderr.contains("no member"), "{}", stranger.stderr);
+}
+
+#[test]
 fn a_tenants_quota_is_set_shown_and_removed() {
     let town = Town::new();
     let nodes = [1, 2].map(|id| Node::spawn(&mut town.member(id, &[])));

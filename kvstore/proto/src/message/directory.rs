@@ -14,7 +14,7 @@
 //! | [`GatherMessage`] | asker | home: the bytes of many objects at once, or nothing |
 //! | [`ReserveMessage`], [`FillMessage`], [`CommitMessage`], [`RevokeMessage`] | asker | owner |
 //! | [`ReplicaMessage`] | owner | owner |
-//! | [`ClearMessage`] | asker | any member |
+//! | [`MemberMessage`] | asker | any member |
 //! | [`QuotaMessage`] | asker | any member: quotas of tenants, and changes of them |
 //! | [`ListMessage`] | asker | owner: keys of what it has |
 //! | [`PeekMessage`] | asker | home: lookups that never wait |
@@ -56,7 +56,7 @@ pub use adapters::{
     PairMessage, PushPlace, PushWish, PushWrite, PushedReply, Reach, Reached,
 };
 pub use ask::{Answer, Ask, AskerId, Found, HoldWish, Only, WAIT_MS_MAX};
-pub use clearing::{ClearMessage, ClearReply};
+pub use clearing::{ClearReply, MemberMessage};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
 pub use gather::{GATHERED_BYTES_MAX, GATHERED_MAX, GatherMessage, Gathered};
 pub use held::{Held, REACHED_MAX, ReachMessage};

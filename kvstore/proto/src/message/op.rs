@@ -74,6 +74,8 @@ pub enum Op {
     Scatter = 33,
     /// Quotas of tenants, and to change one.
     Quota = 34,
+    /// To be emptied: the next map has the node as the home of nothing.
+    Retire = 35,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -87,7 +89,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -122,6 +124,7 @@ impl Op {
         Self::List,
         Self::Scatter,
         Self::Quota,
+        Self::Retire,
     ];
 
     /// Its code on the wire.

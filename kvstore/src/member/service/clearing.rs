@@ -1,7 +1,7 @@
-//! "Remove all", for a client that asks.
+//! "Remove all", and to be emptied, for a client that asks.
 
 use futures_channel::oneshot;
-use lunette_kvstore_proto::message::directory::{ClearMessage, ClearReply};
+use lunette_kvstore_proto::message::directory::{ClearReply, MemberMessage};
 use lunette_kvstore_proto::message::{NodeState, Status};
 use lunette_transfer::{Intake, Later, Response};
 
@@ -18,7 +18,7 @@ impl MemberService {
         body: &[u8],
         counting: &mut Counting,
     ) -> Result<Intake<Pending>, Status> {
-        let message = ClearMessage::decode(body).map_err(bad_request)?;
+        let message = MemberMessage::decode(body).map_err(bad_request)?;
         let version = version_of(body)?;
         self.check(message.to)?;
         let (state, _) = self.core.standing();
@@ -40,5 +40,14 @@ impl MemberService {
             ClearReply { epoch, generation }.encode(version, &mut response.body);
             response
         })))
+    }
+
+    /// Answered at once: who asks sees in the map when it is so. A node that is cut off is asked again later.
+    pub(super) fn retire(&self, body: &[u8]) -> Result<Response, Status> {
+        let message = MemberMessage::decode(body).map_err(bad_request)?;
+        self.check(message.to)?;
+        let asked = self.steering.clone().try_send(Steer::Drain);
+        asked.map_err(|_full| Status::Busy)?;
+        Ok(Response::default())
     }
 }

@@ -46,7 +46,7 @@ use scattering::{PendingScatter, on_scattered};
 use writing::{PendingReplica, PendingWrite, on_written};
 
 /// What members of clusters are asked.
-const OPS: [Op; 30] = [
+const OPS: [Op; 31] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -77,6 +77,7 @@ const OPS: [Op; 30] = [
     Op::List,
     Op::Scatter,
     Op::Quota,
+    Op::Retire,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -227,6 +228,7 @@ impl Service for MemberService {
             Ok(Op::Commit) => self.commit(request.body, counted),
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
             Ok(Op::Clear) => self.clear(request.body, counted),
+            Ok(Op::Retire) => self.retire(request.body).map(Intake::Answer),
             Ok(Op::Quota) => self.quota(request.body, counted),
             Ok(Op::List) => self.list(request.body, counted),
             Ok(Op::Peek) => self.peek(request.body).map(Intake::Answer),

@@ -6,10 +6,13 @@
 //! | `coordinator` | the embedded coordinator, in a process of its own |
 //! | `status` | the map, and what each member holds |
 //! | `clear` | "remove all" |
+//! | `retire` | to empty a member |
+//! | `quota` | how much memory tenants may have |
 
 mod clear;
 mod coordinator;
 mod quota;
+mod retire;
 mod status;
 
 use std::env;
@@ -50,6 +53,7 @@ impl MembershipArguments {
             MembershipCommand::Coordinator(arguments) => Some(&arguments.log),
             MembershipCommand::Status(_)
             | MembershipCommand::Clear(_)
+            | MembershipCommand::Retire(_)
             | MembershipCommand::Quota(_) => None,
         }
     }
@@ -60,6 +64,7 @@ enum MembershipCommand {
     Coordinator(CoordinatorArguments),
     Status(StatusArguments),
     Clear(ClearArguments),
+    Retire(RetireArguments),
     Quota(QuotaArguments),
 }
 
@@ -115,6 +120,24 @@ pub(crate) struct ClearArguments {
     /// That it is meant: nothing brings the objects back.
     #[arg(long)]
     yes: bool,
+}
+
+/// Empty a member that is to be stopped later.
+///
+/// It is the home of nothing from then on, takes nothing new, and serves what it has until it is stopped. Started anew it is a member
+/// like any other. A member that is stopped (SIGTERM) leaves by itself: this is for one whose objects are to be of use until others
+/// have what is asked for.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lunette cluster retire --nodes 127.0.0.1:7400 127.0.0.1:7401
+  lunette cluster retire --nodes 127.0.0.1:7400 127.0.0.1:7401 --json")]
+pub(crate) struct RetireArguments {
+    #[command(flatten)]
+    cluster: ClusterArguments,
+    /// The member, as `lunette cluster status` names it.
+    #[arg(value_name = "ADDRESS:PORT")]
+    member: SocketAddr,
 }
 
 /// Show how much memory of a cluster tenants may have, and have; or set it for one.
@@ -296,6 +319,7 @@ pub(crate) fn membership(arguments: &MembershipArguments, as_json: bool) -> Resu
         MembershipCommand::Coordinator(arguments) => coordinator::run(arguments, as_json),
         MembershipCommand::Status(arguments) => status::run(arguments, as_json),
         MembershipCommand::Clear(arguments) => clear::run(arguments, as_json),
+        MembershipCommand::Retire(arguments) => retire::run(arguments, as_json),
         MembershipCommand::Quota(arguments) => quota::run(arguments, as_json),
     }
 }

@@ -519,6 +519,7 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Commit) => "commit",
         Some(Op::Revoke) => "revoke",
         Some(Op::Clear) => "clear",
+        Some(Op::Retire) => "retire",
         Some(Op::Peek) => "peek",
         Some(Op::Meet) => "meet",
         Some(Op::FindNear) => "find_near",

@@ -1,11 +1,13 @@
-//! "Remove all", as a client asks a member for it.
+//! What a client asks of a member as a whole: "remove all", and to be emptied.
 //!
 //! ```text
-//!  clear:    version u8 | to seat
-//!  cleared:  epoch u64 | generation u64
+//!  clear, retire:  version u8 | to seat
+//!  cleared:        epoch u64 | generation u64
+//!  retires:        (nothing)
 //! ```
 //!
-//! Asked twice, it removes twice: what was written in between is dead as well.
+//! Asked twice, "remove all" removes twice: what was written in between is dead as well. Who is to be emptied is, however often it is
+//! asked.
 
 use lunette_cluster_proto::map::Epoch;
 
@@ -14,10 +16,11 @@ use crate::message::{FormatVersion, MessageFault};
 use crate::placement::Seat;
 use crate::version::Generation;
 
-/// To make everything dead that was written before, on every member.
+/// To make everything dead that was written before, on every member ([`Op::Clear`](crate::message::Op::Clear)); or to be emptied, so
+/// that it is the home of nothing, and can leave ([`Op::Retire`](crate::message::Op::Retire)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ClearMessage {
-    /// A core of any member: one life of it only.
+pub struct MemberMessage {
+    /// A core of a member, of any where everything is to be removed: one life of it only.
     pub to: Seat,
 }
 
@@ -33,7 +36,7 @@ pub struct ClearReply {
 fields!(ClearReply { epoch, generation });
 body!(ClearReply);
 
-impl ClearMessage {
+impl MemberMessage {
     /// Appends the message to `out`, in a version that is spoken here.
     pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
         let out = &mut Encoder::begin(version, out);
@@ -67,15 +70,15 @@ mod tests {
             core: CoreIndex(3),
         };
         let mut body = Vec::new();
-        ClearMessage { to }.encode(version, &mut body);
+        MemberMessage { to }.encode(version, &mut body);
         let golden = [1, 7, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0];
         assert_eq!(body, golden);
-        assert_eq!(ClearMessage::decode(&body), Ok(ClearMessage { to }));
+        assert_eq!(MemberMessage::decode(&body), Ok(MemberMessage { to }));
         for len in 0..body.len() {
-            assert!(ClearMessage::decode(&body[..len]).is_err(), "cut at {len}");
+            assert!(MemberMessage::decode(&body[..len]).is_err(), "cut at {len}");
         }
         body.push(0);
-        assert_eq!(ClearMessage::decode(&body), Err(MessageFault::Trailing(1)));
+        assert_eq!(MemberMessage::decode(&body), Err(MessageFault::Trailing(1)));
         let reply = ClearReply {
             epoch: Epoch(5),
             generation: Generation(6),

@@ -1,0 +1,67 @@
+//! To empty a member that is to leave.
+
+use std::net::SocketAddr;
+
+use lunette_cluster::proto::map::MapMember;
+use lunette_kvstore_proto::asker::PAUSE;
+use lunette_kvstore_proto::message::directory::MemberMessage;
+use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_runtime::time;
+use lunette_runtime_core::ids::CoreIndex;
+
+use super::{ClusterClient, calls};
+use crate::error::{StoreError, StoreErrorKind};
+
+impl ClusterClient {
+    /// Has a member emptied, by its name (`host:port`, as the cluster's map has it): from the next map on it is the home of nothing, and
+    /// takes neither new objects nor replicas. What it has is served until it leaves. Waits until this client knows that map, or until
+    /// the deadline of operations. What is empty already stays so; a member is filled again when it starts anew.
+    ///
+    /// # Errors
+    /// `NoMember`: the map has no such member. `LastMember`: all others are emptied already. `TimedOut`: it could not be asked, or no such map was made in time; it may be made
+    /// later. `OfAllTenants`: this client is of a tenant other than the default one.
+    pub async fn retire(&self, member: SocketAddr) -> Result<(), StoreError> {
+        self.check_of_all()?;
+        let until = time::now() + self.timeout;
+        let to = self.member(member).map(|member| Seat {
+            node: member.id,
+            incarnation: member.incarnation,
+            core: CoreIndex(0),
+        });
+        let to = to.ok_or(StoreError::local(StoreErrorKind::NoMember { member }))?;
+        let map = self.asking.map();
+        let mut others = map.members().iter().filter(|other| other.id != to.node);
+        if others.all(|other| other.is_draining) {
+            return Err(StoreError::local(StoreErrorKind::LastMember { member }));
+        }
+        let message = MemberMessage { to };
+        let body = |version: FormatVersion, out: &mut Vec<u8>| message.encode(version, out);
+        let asked = calls::ask_owner(&self.asking, to, Op::Retire, body, None, until).await;
+        let status = match asked {
+            Ok((_, reply)) => Status::from_code(reply.status),
+            Err(StoreErrorKind::Refused(status)) => status,
+            Err(kind) => return Err(StoreError::at(member, kind)),
+        };
+        match status {
+            Status::Ok => {}
+            // It has left.
+            Status::WrongSeat => return Ok(()),
+            status => return Err(StoreError::at(member, StoreErrorKind::Refused(status))),
+        }
+        while self
+            .member(member)
+            .is_some_and(|member| !member.is_draining)
+        {
+            self.wait_for_map(until).await?;
+            time::sleep(PAUSE).await;
+        }
+        Ok(())
+    }
+
+    fn member(&self, address: SocketAddr) -> Option<MapMember> {
+        let map = self.asking.map();
+        let mut members = map.members().iter();
+        members.find(|member| member.address == address).cloned()
+    }
+}
