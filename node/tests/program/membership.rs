@@ -202,7 +202,7 @@ fn a_member_is_emptied_before_it_is_stopped() {
     assert_eq!(again.json(), serde_json::json!({ "retired": second }));
     let status = ["cluster", "status", "--json", "--nodes", first];
     let members = || run(&status).ended_with(0).json()["members"].clone();
-    let entries = |members: &serde_json::Value, node: usize| {
+    let entries = |members: &Value, node: usize| {
         let entries = members[node]["entries"].as_u64();
         entries.expect("a number")
     };
