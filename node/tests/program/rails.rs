@@ -156,7 +156,7 @@ fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
         (0..4).any(|_| tells_them_apart(&networks, &secret)),
         "the rail of 50 MB/s is never seen to be slow"
     );
-    for more in [&["--seconds", "5"][..], &["--seconds", "5", "--write"]] {
+    for more in [&["--seconds", "8"][..], &["--seconds", "8", "--write"]] {
         let running = bench(&networks, &secret, more);
         thread::sleep(Duration::from_secs(1));
         networks.set(0, "down");
@@ -167,6 +167,9 @@ fn rails_over_two_networks_share_the_bytes_and_stand_in_for_each_other() {
         let went_another_way = count("slices_resent") + count("slices_stolen");
         assert!(went_another_way > 0, "{done}");
         assert!(done["requests"].as_u64() > Some(10), "{done}");
+        let back = &done["rails"][0];
+        assert_eq!(back["up"], true, "{done}");
+        assert_eq!(back["failures"], 0, "bytes came through since: {done}");
     }
 }
 

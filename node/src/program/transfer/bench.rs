@@ -156,6 +156,7 @@ fn rail(rail: &RailStatistics) -> Value {
         "up": rail.is_up,
         "bytes_per_s": rail.bytes_per_second,
         "connections": rail.connections,
+        "failures": rail.failures,
     })
 }
 
