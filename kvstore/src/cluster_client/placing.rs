@@ -22,7 +22,7 @@ use lunette_cluster::proto::map::{ClusterMap, MapMember};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::placement::choice::{Offer, choose};
 use lunette_kvstore_proto::placement::{Seat, home_of, seat_at};
-use lunette_runtime::entropy;
+use lunette_runtime::{entropy, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 
 use super::{ClusterClient, PutOptions, maps};
@@ -205,12 +205,13 @@ impl ClusterClient {
         self.draw(total_bytes, None).await
     }
 
-    /// A seat for an object whose home has no room for it, if there are other nodes.
+    /// A seat for an object whose home has no room for it, if there are other nodes, and those that are drawn tell soon.
     pub(super) async fn draw_seat(&self, key: Key<'_>, len_bytes: usize) -> Option<Seat> {
         let map = self.asking.map();
         let home = home_of(&map, key.fingerprint())?;
         let needed_bytes = extent_bytes(key.bytes().len(), len_bytes);
-        let node = self.draw(needed_bytes, Some(home.node)).await?;
+        let drawn = self.draw(needed_bytes, Some(home.node));
+        let node = time::timeout(STAT_TIMEOUT, drawn).await.ok().flatten()?;
         seat_at(&self.asking.map(), node, key.fingerprint())
     }
 
