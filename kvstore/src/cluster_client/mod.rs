@@ -14,6 +14,7 @@
 //! | `scattering` | puts of small objects in batches |
 //! | `striping` | objects in parts: their parts, then their manifest |
 //! | `placing` | which nodes are tried for the first copy of an object |
+//! | `trying` | a write of one object, at one of them after another |
 //! | `reserving` | [`Reservation`]: objects that are written in ranges |
 //! | `locating` | [`Located`]: where objects are |
 //! | `local` | what a client on a member's core finds there |
@@ -51,6 +52,7 @@ mod running;
 mod scattering;
 mod seeing;
 mod striping;
+mod trying;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -94,13 +96,14 @@ use lining::LINES_MAX;
 pub use listing::{ListCursor, Listed};
 use local::Local;
 pub use locating::Located;
-pub(crate) use objects::{Among, Putting, parts_of, retention_in, stored_as};
+pub(crate) use objects::{Among, Putting, parts_of, retention_in};
 pub use one_sided::OneSided;
 use one_sided::{FROM_BYTES, Sights};
 pub use placing::{PREFERRED_MAX, Preferred};
 pub use quotas::TenantQuota;
 pub use reserving::{CommitFailure, Reservation, Reserved};
 use running::Brought;
+pub(crate) use trying::stored_as;
 
 /// How a client of a cluster behaves.
 #[derive(Clone, Debug)]

@@ -6,13 +6,9 @@ use std::time::Duration;
 
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
-use lunette_kvstore_proto::message::Status;
-use lunette_kvstore_proto::retention::{GroupId, Parent, Retention};
-
-use lunette_kvstore_proto::message::directory::{Peek, StripedReply, WAIT_MS_MAX};
-use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
-use lunette_kvstore_proto::placement::{Seat, home_of};
+use lunette_kvstore_proto::message::directory::{Peek, StripedReply};
 use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX, total_bytes};
+use lunette_kvstore_proto::retention::{GroupId, Parent, Retention};
 use lunette_kvstore_proto::striped::{OBJECT_LEN_MAX, part_len};
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::{COPIES_WANTED_MAX, Form, WriteKind};
@@ -22,8 +18,8 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use super::gathering::Get;
-use super::placing::{Place, Places};
 use super::running::{Arrived, Brought, Ended};
+use super::trying::Writing;
 use super::{ClusterClient, Fetched, PutOptions, Stored, local};
 use crate::client::GetFailure;
 use crate::error::{StoreError, StoreErrorKind};
@@ -63,17 +59,6 @@ impl ClusterClient {
         }
         let places = self.places(key, &options, None);
         self.put_at(object, places, until).await
-    }
-
-    /// Writes an object as it is, at the first of these places that takes it.
-    pub(super) async fn put_at(
-        &self,
-        object: Writing<'_>,
-        mut places: Places,
-        until: Time,
-    ) -> Result<Stored, StoreError> {
-        let begun = self.begin_next(&mut places, object, until);
-        self.put_begun(object, places, begun, until).await
     }
 
     /// As [`put`](Self::put), of many objects, whose results are in their order. Their bytes are on the way
@@ -189,101 +174,6 @@ impl ClusterClient {
         let mut stored = batch(begun, end).await;
         stored.reverse();
         stored
-    }
-
-    /// Begins a write at the next place that there is; `None`: nobody is the key's home.
-    pub(super) fn begin_next(
-        &self,
-        places: &mut Places,
-        object: Writing<'_>,
-        until: Time,
-    ) -> Option<Begun<'_, impl Future<Output = Ended> + use<>>> {
-        let Writing {
-            key, value, placed, ..
-        } = object;
-        let ask = WriteAsk {
-            form: object.form,
-            retention: self.retention(&object.options, object.is_last),
-            ..self.write_ask(key, object.options, until)
-        };
-        let (seat, is_last) = loop {
-            match places.next() {
-                Place::Here { is_wished } => {
-                    let local = self.inside();
-                    let begun =
-                        local.and_then(|local| local.begin(key, (value, placed), ask, is_wished));
-                    if let Some(begun) = begun {
-                        return Some(Begun::Here(begun));
-                    }
-                }
-                Place::At(seat) => break (seat, false),
-                Place::Home => {
-                    let home = home_of(&self.asking.map(), key.fingerprint())?;
-                    break (home, places.is_last());
-                }
-            }
-        };
-        let wish = if is_last {
-            Wish::Write(seat, ask)
-        } else {
-            Wish::WriteOnce(seat, ask)
-        };
-        // Summed once, also if it is written again.
-        let _crc32c = value.crc32c();
-        let brought = Brought::Value(value.clone());
-        Some(Begun::There(self.asking.begin(key, wish, brought, until)))
-    }
-
-    pub(super) async fn put_begun<F: Future<Output = Ended>>(
-        &self,
-        object: Writing<'_>,
-        mut places: Places,
-        begun: Option<Begun<'_, F>>,
-        until: Time,
-    ) -> Result<Stored, StoreError> {
-        let mut tried = end(begun, &places).await?;
-        loop {
-            match tried {
-                Tried::Stored(stored) => return Ok(stored),
-                Tried::NoRoom if places.is_first_at_home() => {
-                    let len_bytes = object.value.len();
-                    let drawn = self.draw_seat(object.key, len_bytes).await;
-                    drawn.into_iter().for_each(|seat| places.add(seat));
-                }
-                // Perhaps the home is another node by now.
-                Tried::NoRoom | Tried::Nothing if places.is_last() => {
-                    self.wait_for_map(until).await?;
-                }
-                Tried::NoRoom | Tried::Nothing => {}
-            }
-            let begun = self.begin_next(&mut places, object, until);
-            tried = end(begun, &places).await?;
-        }
-    }
-
-    /// A write at an owner, for as long as there is time.
-    pub(super) fn write_at(
-        &self,
-        seat: Seat,
-        key: Key<'_>,
-        options: PutOptions,
-        until: Time,
-    ) -> Wish {
-        Wish::Write(seat, self.write_ask(key, options, until))
-    }
-
-    /// A write of an object that is in one piece and by itself.
-    fn write_ask(&self, key: Key<'_>, options: PutOptions, until: Time) -> WriteAsk {
-        let wait_ms = until.since(time::now()).as_millis();
-        WriteAsk {
-            key: key.fingerprint(),
-            kind: options.kind,
-            form: Form::Whole,
-            namespace: self.asking.namespace(),
-            wanted: options.copies,
-            wait_ms: u32::try_from(wait_ms).map_or(WAIT_MS_MAX, |ms| ms.min(WAIT_MS_MAX)),
-            retention: self.retention(&options, false),
-        }
     }
 
     /// As the options wish it, in the tenant's group.
@@ -599,32 +489,6 @@ pub(crate) fn retention_in(tenant: &Tenant, options: &PutOptions, is_last: bool)
     }
 }
 
-/// An object on its way to where it stays.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Writing<'a> {
-    pub(super) key: Key<'a>,
-    pub(super) value: &'a Value,
-    /// The same bytes, if they lie already where they are to stay.
-    pub(super) placed: Option<&'a Placed>,
-    pub(super) options: PutOptions,
-    pub(super) form: Form,
-    pub(super) is_last: bool,
-}
-
-impl<'a> Writing<'a> {
-    /// In one piece, and put with no other.
-    pub(super) const fn alone(key: Key<'a>, value: &'a Value, options: PutOptions) -> Self {
-        Self {
-            key,
-            value,
-            placed: None,
-            options,
-            form: Form::Whole,
-            is_last: false,
-        }
-    }
-}
-
 /// One of several objects that are put together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Putting<'a> {
@@ -663,109 +527,6 @@ pub(super) enum Fetching {
     Done(Result<Fetched, GetFailure>),
     /// It is in parts, which are to be asked for.
     Striped(Room, StripedReply),
-}
-
-/// A write that was begun: on this core, or with somebody else.
-pub(super) enum Begun<'a, F> {
-    Here(local::Begun<'a>),
-    There(F),
-}
-
-/// What came of a write at the place that was tried last.
-enum Tried {
-    Stored(Stored),
-    /// Nothing was done, since there was no room.
-    NoRoom,
-    /// Nothing was done.
-    Nothing,
-}
-
-impl Tried {
-    fn of(answer: WriteAnswer) -> Result<Self, StoreError> {
-        let is_full = answer == WriteAnswer::Full;
-        Ok(match stored_as(answer)? {
-            Some(stored) => Self::Stored(stored),
-            None if is_full => Self::NoRoom,
-            None => Self::Nothing,
-        })
-    }
-}
-
-async fn end<F: Future<Output = Ended>>(
-    begun: Option<Begun<'_, F>>,
-    places: &Places,
-) -> Result<Tried, StoreError> {
-    let tried = match begun {
-        None => Tried::Nothing,
-        Some(Begun::Here(begun)) => Tried::of(begun.end().await)?,
-        Some(Begun::There(begun)) => match begun.await.outcome {
-            Ok(Outcome::Written(answer)) => Tried::of(answer)?,
-            // Nodes have different memories.
-            Err(kind) if is_of_memory(kind) && !places.is_last() => Tried::NoRoom,
-            // The tenant's quota is lent by one for all.
-            Err(kind) if is_of_quota(kind) && !places.is_at_home() => Tried::NoRoom,
-            outcome => match stored_of(outcome)? {
-                Some(stored) => Tried::Stored(stored),
-                None => Tried::Nothing,
-            },
-        },
-    };
-    Ok(match tried {
-        Tried::Stored(Stored::Written {
-            version,
-            is_cut_off,
-            ..
-        }) => Tried::Stored(Stored::Written {
-            version,
-            is_cut_off,
-            is_elsewhere: places.is_elsewhere(),
-        }),
-        tried => tried,
-    })
-}
-
-/// Whether another node, whose memory is another, may take it.
-pub(super) const fn is_of_memory(kind: StoreErrorKind) -> bool {
-    matches!(
-        kind,
-        StoreErrorKind::Refused(Status::TooLarge | Status::PinnedFull)
-    )
-}
-
-const fn is_of_quota(kind: StoreErrorKind) -> bool {
-    matches!(kind, StoreErrorKind::Refused(Status::OverQuota))
-}
-
-/// What came of a write; `None` if nothing was done.
-pub(super) fn stored(ended: Ended) -> Result<Option<Stored>, StoreError> {
-    stored_of(ended.outcome)
-}
-
-fn stored_of(outcome: Result<Outcome, StoreErrorKind>) -> Result<Option<Stored>, StoreError> {
-    match outcome.map_err(StoreError::local)? {
-        Outcome::Written(answer) => stored_as(answer),
-        Outcome::TimedOut => Err(StoreError::local(StoreErrorKind::TimedOut)),
-        Outcome::NoRoom => Err(StoreError::local(StoreErrorKind::Refused(Status::Full))),
-        _ => Err(StoreError::local(StoreErrorKind::Interrupted)),
-    }
-}
-
-pub(crate) fn stored_as(answer: WriteAnswer) -> Result<Option<Stored>, StoreError> {
-    match answer {
-        WriteAnswer::Written {
-            version,
-            is_cut_off,
-        } => Ok(Some(Stored::Written {
-            version,
-            is_cut_off,
-            is_elsewhere: false,
-        })),
-        WriteAnswer::Exists { version } => Ok(Some(Stored::Exists { version })),
-        WriteAnswer::Interrupted => Err(StoreError::local(StoreErrorKind::Interrupted)),
-        WriteAnswer::Aborted | WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable => {
-            Ok(None)
-        }
-    }
 }
 
 /// The length of the parts of an object of this length, if it is to be in several.

@@ -29,10 +29,10 @@ use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
 use super::slot::{Slot, SlotFailure, Slotted, is_there, lost};
-use crate::cluster_client::objects::Writing;
 use crate::cluster_client::striping::{
     Former, PARTS_AHEAD_MAX, Parts, Written, of_object, of_part,
 };
+use crate::cluster_client::trying::Writing;
 use crate::cluster_client::{ClusterClient, PutOptions, Stored};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;

@@ -15,8 +15,8 @@ use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
 use crate::cluster_client::calls::Said;
-use crate::cluster_client::objects::{is_of_memory, stored};
 use crate::cluster_client::running::Brought;
+use crate::cluster_client::trying::{is_of_memory, stored};
 use crate::cluster_client::{ClusterClient, PutOptions, Stored, calls};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;

@@ -20,9 +20,9 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::WriteSource;
 
 use super::{PARTS_AHEAD_MAX, len};
-use crate::cluster_client::objects::{Begun, Writing};
 use crate::cluster_client::placing::Places;
 use crate::cluster_client::running::Ended;
+use crate::cluster_client::trying::{Begun, Writing};
 use crate::cluster_client::{ClusterClient, PutOptions, Stored};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::value::Value;
