@@ -32,8 +32,8 @@ pub const OPERATIONS_MAX: usize = 4096;
 pub const RESEND: Duration = Duration::from_millis(80);
 /// How long to wait after an answer that nothing was done.
 pub const PAUSE: Duration = Duration::from_millis(20);
-/// A write that did nothing is not sent again when there is no time left for so many answers as the last one, but for those that
-/// took long since who was asked has waited for something: that may be there now, and [`RESEND`] is enough.
+/// A write or a removal that did nothing is not sent again when there is no time left for so many answers as the last one, but for
+/// those that took long since who was asked has waited for something: that may be there now, and [`RESEND`] is enough.
 const ANSWERS_LEFT: u32 = 4;
 
 /// What an operation is for.
@@ -149,19 +149,27 @@ struct Operation {
     request: RequestId,
     /// Whether this request may have been begun somewhere.
     is_begun: bool,
-    /// When a write was first sent as this request.
+    /// When a write or a removal was first sent as this request.
     begun_at: Time,
     /// Whether who was last asked to write had no room.
     has_no_room: bool,
-    /// How long the last answer to a write took that did nothing.
+    /// How long the last answer to a write or a removal took that did nothing.
     answer_took: Duration,
     stage: Stage,
     until: Time,
 }
 
 impl Operation {
-    /// Whether it is asked again at the end of a pause. A write is not whose answer might come too late: that it did nothing
-    /// is known, and would not be then.
+    /// It is sent, for the first time as this request or again, and may be done from now on.
+    const fn begin(&mut self, now: Time) {
+        if !self.is_begun {
+            self.begun_at = now;
+        }
+        self.is_begun = true;
+    }
+
+    /// Whether it is asked again at the end of a pause. A write or a removal is not whose answer might come too late: that it did
+    /// nothing is known, and would not be then.
     fn is_due(&self, now: Time) -> bool {
         match self.stage {
             Stage::Pausing(until) => {
@@ -300,10 +308,7 @@ impl Asker {
         }
         if let Wish::Write(seat, ask) | Wish::WriteOnce(seat, ask) = operation.wish {
             let wait_ms = u32::try_from(until.since(now).as_millis()).unwrap_or(u32::MAX);
-            if !operation.is_begun {
-                operation.begun_at = now;
-            }
-            operation.is_begun = true;
+            operation.begin(now);
             operation.stage = Stage::Asked { seat, at: now };
             let ask = WriteAsk {
                 wait_ms: wait_ms.min(ask.wait_ms),
@@ -343,7 +348,9 @@ impl Asker {
                 hold: None,
             },
         };
-        operation.is_begun |= matches!(operation.wish, Wish::Remove(_));
+        if matches!(operation.wish, Wish::Remove(_)) {
+            operation.begin(now);
+        }
         operation.stage = Stage::Asked { seat, at: now };
         out.push(AskerAction::Ask(seat, self.map.epoch(), ask));
     }
@@ -392,6 +399,9 @@ impl Asker {
         self.by_request.remove(&former);
         let request = self.new_request(id);
         let operation = self.operations.get_mut(&id).expect("under way");
+        if operation.is_begun {
+            operation.answer_took = now.since(operation.begun_at);
+        }
         operation.request = request;
         operation.is_begun = false;
         operation.stage = Stage::Pausing(now + PAUSE);
@@ -442,11 +452,9 @@ impl Asker {
                 self.end(id, Outcome::Written(answer), out);
             }
             WriteAnswer::Busy | WriteAnswer::Full | WriteAnswer::Unavailable => {
-                let took = now.since(operation.begun_at);
                 self.pause(now, id);
                 let operation = self.operations.get_mut(&id).expect("under way");
                 operation.has_no_room = answer == WriteAnswer::Full;
-                operation.answer_took = took;
             }
         }
     }

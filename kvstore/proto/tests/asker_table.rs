@@ -295,31 +295,32 @@ fn a_write_that_found_no_room_says_so_at_the_end() {
 
 /// What did nothing is not asked for again when the answer might come too late, and whether it did would not be known.
 #[test]
-fn a_write_is_not_sent_again_when_little_time_is_left() {
+fn what_did_nothing_is_not_sent_again_when_little_time_is_left() {
     let [early, late] = [15, 300].map(Duration::from_millis);
     let moment = Duration::from_nanos(1);
-    for (late, enough, left, expected) in [
-        (early, 4 * early, moment, Outcome::Interrupted),
-        (early, 4 * early, Duration::ZERO, Outcome::NoRoom),
-        (late, RESEND, moment, Outcome::Interrupted),
-        (late, RESEND, Duration::ZERO, Outcome::NoRoom),
-    ] {
-        let pause_ends = END.since(Time::ZERO) - enough;
-        let mut asker = asker();
-        let pause_ends = Time::ZERO + (pause_ends - left);
-        let asked = Time::ZERO + (pause_ends.since(Time::ZERO) - PAUSE - late);
-        let mut out = Vec::new();
-        let begun = asker.begin(asked, KEY, CACHE, Wish::Write(SEAT, ASK), END, &mut out);
-        assert!(begun.is_ok());
-        asker.on_written(
-            asked + late,
-            RequestId(1),
-            WriteAnswer::Full,
-            &mut Vec::new(),
-        );
-        asker.on_tick(pause_ends, &mut Vec::new());
-        let then = then(&mut asker, |asker, out| asker.on_tick(END, out));
-        assert_eq!(then, Ends(expected), "{late:?}, {left:?}");
+    for (late, enough) in [(early, 4 * early), (late, RESEND)] {
+        for (wish, undone) in [
+            (Wish::Write(SEAT, ASK), Outcome::NoRoom),
+            (Wish::Remove(Only::Any), Outcome::TimedOut),
+        ] {
+            for (left, expected) in [(moment, Outcome::Interrupted), (Duration::ZERO, undone)] {
+                let pause_ends = END.since(Time::ZERO) - enough - left;
+                let mut asker = asker();
+                let asked = Time::ZERO + (pause_ends - PAUSE - late);
+                let mut out = Vec::new();
+                let begun = asker.begin(asked, KEY, CACHE, wish, END, &mut out);
+                assert!(begun.is_ok());
+                let (answered, request) = (asked + late, RequestId(1));
+                if matches!(wish, Wish::Write(..)) {
+                    asker.on_written(answered, request, WriteAnswer::Full, &mut Vec::new());
+                } else {
+                    asker.on_answer(answered, request, Answer::Busy, &mut Vec::new());
+                }
+                asker.on_tick(Time::ZERO + pause_ends, &mut Vec::new());
+                let then = then(&mut asker, |asker, out| asker.on_tick(END, out));
+                assert_eq!(then, Ends(expected), "{wish:?}, {late:?}, {left:?}");
+            }
+        }
     }
 }
 
