@@ -408,3 +408,106 @@ fn a_transfer_is_one_pdu_where_the_limit_allows_it() {
         [(0, 4096, false), (4096, 4096, false), (8192, 1, true)]
     );
 }
+
+/// A queue in one of its states, with a read, a write and a flush in flight where it may be.
+fn in_state(state: State) -> (HostQueue, [u16; 3]) {
+    let mut queue = match state {
+        State::Idle | State::AwaitingIcResp => HostQueue::new(OPTIONS),
+        State::Open | State::Ended => open_queue(),
+    };
+    if state == State::AwaitingIcResp {
+        queue.start(&mut Vec::new());
+    }
+    let mut cids = [0; 3];
+    if queue.state == State::Open {
+        let commands = [(io::READ, 8), (io::WRITE, 8), (io::FLUSH, 0)];
+        cids = commands.map(|(opcode, len_bytes)| submit(&mut queue, opcode, len_bytes));
+    }
+    if state == State::Ended {
+        queue.end(WireFault::Truncated);
+    }
+    (queue, cids)
+}
+
+/// What a controller says of each kind about these commands.
+fn said(kind: PduKind, [read, write, flush]: [u16; 3]) -> Pdu {
+    let request = TermReq {
+        status: 1,
+        information: 2,
+    };
+    let digests = Digests::NONE;
+    match kind {
+        PduKind::IcReq => Pdu::IcReq(IcReq {
+            version: 0,
+            align_dwords: 0,
+            digests,
+            r2t_max: 0,
+        }),
+        PduKind::IcResp => Pdu::IcResp(IcResp {
+            version: 0,
+            align_dwords: 0,
+            digests,
+            h2c_data_bytes_max: 4096,
+        }),
+        PduKind::H2cTermReq => Pdu::H2cTermReq(request),
+        PduKind::C2hTermReq => Pdu::C2hTermReq(request),
+        PduKind::CapsuleCmd => Pdu::Command(Command::new(io::FLUSH, 1, [0; 6])),
+        PduKind::CapsuleResp => completion(flush),
+        PduKind::H2cData => Pdu::H2cData(last(write, 0, 8)),
+        PduKind::C2hData => Pdu::C2hData(last(read, 0, 8)),
+        PduKind::R2t => r2t(write, 0, 8),
+    }
+}
+
+#[test]
+fn every_state_answers_every_pdu() {
+    let mut table = String::new();
+    for state in [
+        State::Idle,
+        State::AwaitingIcResp,
+        State::Open,
+        State::Ended,
+    ] {
+        table += &format!("{state:?}:");
+        for kind in PduKind::ALL {
+            let (mut queue, cids) = in_state(state);
+            assert_eq!(queue.state, state);
+            let pdu = said(kind, cids);
+            let len = match pdu {
+                Pdu::C2hData(header) | Pdu::H2cData(header) => header.len_bytes,
+                _ => 0,
+            };
+            let bytes = bytes_of(&pdu, len);
+            let step = queue.step(&mut &bytes[..]);
+            let step = step.map_or_else(|fault| format!("{fault:?}"), |step| format!("{step:?}"));
+            let name = step.split([' ', '(']).next().unwrap_or_default();
+            table += &format!(" {name}>{:?}", queue.state);
+        }
+        table += "\n";
+    }
+    // Columns as in `PduKind::ALL`.
+    assert_eq!(
+        table,
+        "Idle: Unexpected>Ended Unexpected>Ended Unexpected>Ended Terminated>Ended Unexpected>Ended \
+         Unexpected>Ended Unexpected>Ended Unexpected>Ended Unexpected>Ended\n\
+         AwaitingIcResp: Unexpected>Ended Open>Open Unexpected>Ended Terminated>Ended Unexpected>Ended \
+         Unexpected>Ended Unexpected>Ended Unexpected>Ended Unexpected>Ended\n\
+         Open: Unexpected>Ended Unexpected>Ended Unexpected>Ended Terminated>Ended Unexpected>Ended \
+         Completed>Open Unexpected>Ended Data>Open Send>Open\n\
+         Ended: Truncated>Ended Truncated>Ended Truncated>Ended Truncated>Ended Truncated>Ended \
+         Truncated>Ended Truncated>Ended Truncated>Ended Truncated>Ended\n"
+    );
+}
+
+#[test]
+fn a_connection_may_end_between_commands_and_nowhere_else() {
+    for (state, ends_well) in [
+        (State::Idle, true),
+        (State::AwaitingIcResp, true),
+        (State::Open, false),
+        (State::Ended, false),
+    ] {
+        assert_eq!(in_state(state).0.on_eof().is_ok(), ends_well, "{state:?}");
+    }
+    assert_eq!(open_queue().on_eof(), Ok(()));
+}
