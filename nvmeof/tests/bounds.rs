@@ -170,7 +170,7 @@ mod tests {
             let a = namespace(address, "a").await.expect("connected");
             let b = namespace(address, "b").await.expect("connected");
             let mib = |namespace: &RemoteNamespace| {
-                namespace.identity().blocks * u64::from(BLOCK_BYTES) >> 20
+                (namespace.identity().blocks * u64::from(BLOCK_BYTES)) >> 20
             };
             assert_eq!((mib(&a), mib(&b)), (1, 2));
             // Each has a namespace 1 of its own.

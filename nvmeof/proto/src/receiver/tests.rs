@@ -109,6 +109,23 @@ fn each_role_hears_what_the_other_may_say_now() {
     );
 }
 
+#[test]
+fn a_header_is_as_long_as_its_kind_is() {
+    for kind in PduKind::ALL {
+        let role = match kind.sender() {
+            Role::Host => Role::Controller,
+            Role::Controller => Role::Host,
+        };
+        let is_open = !kind.is_initial();
+        let right = u8::try_from(kind.header_bytes()).expect("short");
+        for header_bytes in [0, right - 1, right + 1, 0xff] {
+            let bytes = [kind.to_wire(), 0, header_bytes, 0, 0, 0, 0, 0];
+            let step = receiver(role, is_open).step(&mut &bytes[..]);
+            assert_eq!(step, Err(WireFault::BadField { kind, at: 2 }));
+        }
+    }
+}
+
 /// A PDU in its parts: what a receiver waits for in each of its states.
 fn parts() -> [(&'static str, Vec<u8>); 5] {
     let mut headed = Vec::new();

@@ -370,6 +370,20 @@ fn deadlines_give_up_and_then_tell_that_nothing_moves() {
 }
 
 #[test]
+fn data_that_went_with_their_command_are_not_asked_for() {
+    for (offset_bytes, at) in [(0, 12), (8, 16)] {
+        let mut queue = open_queue();
+        let mut command = Command::new(io::WRITE, 1, [0; 6]);
+        command.sgl = Sgl::Transport { len_bytes: 8 };
+        let cid = queue.submit(command, true, Time::MAX, &mut Vec::new());
+        let bytes = bytes_of(&r2t(cid.expect("room"), offset_bytes, 8), 0);
+        let kind = PduKind::R2t;
+        let step = queue.step(&mut &bytes[..]);
+        assert_eq!(step, Err(WireFault::DataOutOfRange { kind, at }));
+    }
+}
+
+#[test]
 fn memory_that_is_lent_is_fenced() {
     let mut queue = open_queue();
     let cid = submit(&mut queue, io::READ, 512);
