@@ -35,7 +35,7 @@ mod tests {
         drop(replayed("regressions/wire", wire));
     }
 
-    const NVME_COUNTERS: [Counter<nvme::Reached>; 14] = [
+    const NVME_COUNTERS: [Counter<nvme::Reached>; 20] = [
         ("opened", |reached| reached.opened),
         ("faults", |reached| reached.faults),
         ("header_digests", |reached| reached.header_digests),
@@ -44,12 +44,18 @@ mod tests {
         ("data_complete", |reached| reached.data_complete),
         ("data_corrupt", |reached| reached.data_corrupt),
         ("completed", |reached| reached.completed),
+        ("heads", |reached| reached.heads),
         ("transfers", |reached| reached.transfers),
         ("given_up", |reached| reached.given_up),
         ("proved", |reached| reached.proved),
         ("rejected", |reached| reached.rejected),
         ("unproved", |reached| reached.unproved),
         ("objected", |reached| reached.objected),
+        ("several_done", |reached| reached.several_done),
+        ("several_read", |reached| reached.several_read),
+        ("several_refused", |reached| reached.several_refused),
+        ("stranger_connected", |reached| reached.stranger_connected),
+        ("stranger_faults", |reached| reached.stranger_faults),
     ];
 
     #[test]

@@ -538,6 +538,7 @@ mod tests {
                 }
                 assert_eq!(answer[0], 3, "a terminate request");
                 assert_eq!(answer[8], status);
+                assert_eq!(answer.len(), usize::from(answer[4]), "and nothing after it");
             }
             nobody_is_connected(&server).await;
         });

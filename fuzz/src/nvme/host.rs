@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use lunette_nvmeof_proto::command::{Command, Sgl, io};
-use lunette_nvmeof_proto::completion::Status;
+use lunette_nvmeof_proto::completion::{Completion, Status};
+use lunette_nvmeof_proto::fabrics::Connect;
 use lunette_nvmeof_proto::host::{GiveUp, HostOptions, HostQueue, HostStep};
 use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime_core::time::Time;
@@ -12,6 +13,8 @@ use super::Reached;
 use super::script::{Cut, Script};
 
 const LEN_BYTES: u32 = 4096;
+/// Entries of a queue that is connected.
+const ENTRIES: u16 = 8;
 
 /// A command in flight.
 #[derive(Debug)]
@@ -19,6 +22,8 @@ struct Flight {
     is_read: bool,
     next: u32,
     is_given_up: bool,
+    /// Commands that had completed when it was sent.
+    completed_before: u32,
 }
 
 /// What is the same however the stream is cut.
@@ -33,6 +38,11 @@ struct Transcript {
 struct Victim {
     queue: HostQueue,
     flights: BTreeMap<u16, Flight>,
+    connects: bool,
+    /// The Connect, until it has completed, and whether the queue has a head then.
+    connecting: Option<u16>,
+    has_head: bool,
+    sent: u32,
     transcript: Transcript,
 }
 
@@ -59,6 +69,10 @@ impl Victim {
         Self {
             queue,
             flights: BTreeMap::new(),
+            connects: script.connects,
+            connecting: None,
+            has_head: false,
+            sent: 0,
             transcript: Transcript::default(),
         }
     }
@@ -98,16 +112,50 @@ impl Victim {
             command.sgl = Sgl::Transport {
                 len_bytes: LEN_BYTES,
             };
-            let submitted = self
-                .queue
-                .submit(command, false, Time::MAX, &mut Vec::new());
-            let flight = Flight {
-                is_read,
-                next: 0,
-                is_given_up: false,
-            };
-            let before = self.flights.insert(submitted.expect("not full"), flight);
-            assert!(before.is_none(), "ids are unique among commands in flight");
+            self.put(command, is_read);
+        }
+    }
+
+    fn put(&mut self, command: Command, is_read: bool) -> u16 {
+        let submitted = self
+            .queue
+            .submit(command, false, Time::MAX, &mut Vec::new());
+        let cid = submitted.expect("not full");
+        let flight = Flight {
+            is_read,
+            next: 0,
+            is_given_up: false,
+            completed_before: self.transcript.reached.completed,
+        };
+        self.sent += 1;
+        let before = self.flights.insert(cid, flight);
+        assert!(before.is_none(), "ids are unique among commands in flight");
+        cid
+    }
+
+    fn connect(&mut self) {
+        let connect = Connect {
+            format: 0,
+            queue_id: 1,
+            entries_less_one: ENTRIES - 1,
+            without_flow_control: false,
+            keep_alive_ms: 0,
+        };
+        self.connecting = Some(self.put(connect.command(), false));
+    }
+
+    /// A head is one of those that the queue had between the start and the end of the command.
+    fn check_head(&mut self, cid: u16, flight: &Flight, completion: &Completion, by_data: bool) {
+        if self.connecting == Some(cid) {
+            self.connecting = None;
+            self.has_head = completion.status.is_success();
+        }
+        // Data with SUCCESS bring no head.
+        if self.has_head && !by_data {
+            let mut heads = flight.completed_before + 1..=self.sent;
+            let is_one = heads.any(|head| head % u32::from(ENTRIES) == u32::from(completion.head));
+            assert!(is_one, "a head of what was sent");
+            self.transcript.reached.heads += 1;
         }
     }
 
@@ -133,6 +181,9 @@ impl Victim {
                 }
                 Ok(HostStep::Open(_)) => {
                     self.transcript.reached.opened += 1;
+                    if self.connects {
+                        self.connect();
+                    }
                     self.submit();
                 }
                 Ok(HostStep::Data {
@@ -159,6 +210,9 @@ impl Victim {
                     if !flight.is_given_up {
                         assert_eq!(data_bytes, flight.next);
                     }
+                    let is_whole = data_bytes == LEN_BYTES || !flight.is_read;
+                    assert!(is_whole || !completion.status.is_success(), "all data");
+                    self.check_head(cid, &flight, &completion, flight.is_read);
                     self.transcript.reached.completed += 1;
                     let event = (cid, Some(completion.status), data_bytes);
                     self.transcript.events.push(event);

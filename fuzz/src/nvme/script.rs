@@ -1,7 +1,8 @@
 //! From fuzz bytes to what a hostile peer sends.
 //!
 //! ```text
-//!   byte 0      bit 4 is not set; bit 0: the peer is a host; bits 1, 2: digests; bit 3: it sets the connection up
+//!   byte 0      bits 4 and 5 are not set; bit 0: the peer is a host; bits 1, 2: digests; bit 3: it sets the connection up;
+//!               bit 6: a host's queue is connected, and is told its head
 //!   byte 1      number of cuts, 1..=8; then one byte for each: bits 0..7 length, bit 7 straight
 //!   then        operations, each a code and its arguments; missing bytes read as 0
 //! ```
@@ -20,6 +21,8 @@ use lunette_runtime_core::checksum::crc32c;
 const OPS_MAX: usize = 48;
 /// The subsystem that the target has.
 pub(super) const SUBSYSTEM: &str = "nqn.s";
+/// One that it may have beside it, which is not for the peer.
+pub(super) const HONEST: &str = "nqn.honest";
 
 /// One receive: how many bytes arrive at most, and whether data go straight to their place.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +35,8 @@ pub(super) struct Cut {
 pub(super) struct Script {
     pub(super) is_from_host: bool,
     pub(super) digests: Digests,
+    /// Whether a host connects its queue first.
+    pub(super) connects: bool,
     /// At least one; they repeat.
     pub(super) cuts: Vec<Cut>,
     pub(super) stream: Vec<u8>,
@@ -74,6 +79,7 @@ impl Script {
                 header: flags & 2 != 0,
                 data: flags & 4 != 0,
             },
+            connects: flags & 64 != 0,
             cuts: cuts.collect(),
             stream: Vec::new(),
             given_up: Vec::new(),
@@ -120,12 +126,13 @@ impl Script {
             }
             3 => self.data(source),
             4 => {
+                let (result, cid, end) = (source.u16(), source.u16(), source.u8());
                 let completion = Completion {
-                    result: u64::from(source.u16()),
-                    head: 0,
+                    result: u64::from(result),
+                    head: u16::from(end >> 1),
                     queue_id: 0,
-                    cid: source.u16(),
-                    status: Status::from_bits(u16::from(source.u8() % 2) * 6),
+                    cid,
+                    status: Status::from_bits(u16::from(end % 2) * 6),
                 };
                 self.append(&Pdu::Response(completion), &[]);
             }
@@ -215,6 +222,8 @@ impl Script {
         };
         let name = if what & 16 != 0 {
             Nqn::discovery()
+        } else if cid >> 15 == 1 {
+            Nqn::new(HONEST).expect("a name")
         } else {
             Nqn::new(SUBSYSTEM).expect("a name")
         };

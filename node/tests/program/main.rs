@@ -18,7 +18,8 @@
 //! | `town` | members of a cluster, and a client of them |
 //! | `observing`, `scrape` | `serve --metrics`, and reading it |
 //! | `topping` | `top` |
-//! | `disks` | `nvme` |
+//! | `disks` | `nvme serve`, and reading and writing what it serves |
+//! | `inquiring` | `nvme discover`, `nvme identify`, `nvme watch` |
 //! | `drives` | `serve --drive` |
 //! | `logging` | what processes that stay log |
 //! | `machine` | `doctor`, `topo` |
@@ -26,6 +27,7 @@
 mod caching;
 mod disks;
 mod drives;
+mod inquiring;
 mod logging;
 mod machine;
 mod membership;

@@ -372,3 +372,6 @@ fn take<'i>(input: &mut &'i [u8], len: usize) -> &'i [u8] {
     *input = rest;
     head
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,9 +6,10 @@
 mod tests {
     use std::collections::{BTreeMap, VecDeque};
 
-    use lunette_nvmeof_proto::command::{Command, Direction};
+    use lunette_nvmeof_proto::command::{Command, Direction, fabrics};
     use lunette_nvmeof_proto::completion::Status;
     use lunette_nvmeof_proto::controller::{ControllerOptions, ControllerQueue, ControllerStep};
+    use lunette_nvmeof_proto::fabrics::Connect;
     use lunette_nvmeof_proto::host::{GiveUp, HostOptions, HostQueue, HostStep};
     use lunette_nvmeof_proto::io::{Blocks, Geometry, IoRequest};
     use lunette_nvmeof_proto::pdu::Digests;
@@ -106,6 +107,9 @@ mod tests {
         /// By command id: how it ends, and the data of a read as of when it was carried out.
         outcomes: BTreeMap<u16, (Status, Vec<u8>)>,
         completed: usize,
+        has_flow_control: bool,
+        /// The Connect, while it is in flight.
+        connecting: Option<u16>,
         is_open: bool,
     }
 
@@ -114,17 +118,17 @@ mod tests {
             let mut host = HostQueue::new(HostOptions {
                 digests,
                 r2t_max,
-                commands_max: ENTRIES,
+                // One entry stays empty.
+                commands_max: ENTRIES - 1,
             });
             let mut to_controller = Vec::new();
             host.start(&mut to_controller);
-            let mut controller = ControllerQueue::new(ControllerOptions {
+            let controller = ControllerQueue::new(ControllerOptions {
                 digests: Digests::BOTH,
                 h2c_data_bytes_max: 4096 + 1000 * h2c,
                 r2t_bytes_max: 700 * r2t_blocks,
                 in_capsule_bytes_max: 1 << 15,
             });
-            controller.connect(ENTRIES, flow);
             Self {
                 host,
                 controller,
@@ -135,8 +139,26 @@ mod tests {
                 disk: vec![0; 64 << 9],
                 outcomes: BTreeMap::new(),
                 completed: 0,
+                has_flow_control: flow,
+                connecting: None,
                 is_open: false,
             }
+        }
+
+        /// Without its data, which neither of the two machines looks at.
+        fn connect(&mut self) {
+            let connect = Connect {
+                format: 0,
+                queue_id: 1,
+                entries_less_one: ENTRIES - 1,
+                without_flow_control: !self.has_flow_control,
+                keep_alive_ms: 0,
+            };
+            let mut out = Vec::new();
+            let command = connect.command();
+            let submitted = self.host.submit(command, false, Time::MAX, &mut out);
+            self.connecting = Some(submitted.expect("nothing is in flight"));
+            self.to_controller.extend(out);
         }
 
         fn submit(&mut self, request: IoRequest, seed: u8, in_capsule: bool) {
@@ -179,7 +201,7 @@ mod tests {
                     .step(&mut input)
                     .expect("the controller is honest")
                 {
-                    HostStep::Open(_) => self.is_open = true,
+                    HostStep::Open(_) => self.connect(),
                     HostStep::Data {
                         cid,
                         offset_bytes,
@@ -231,6 +253,10 @@ mod tests {
         }
 
         fn check_completed(&mut self, cid: u16, status: Status, data_bytes: u32) {
+            if self.connecting == Some(cid) {
+                (self.connecting, self.is_open) = (None, true);
+                return;
+            }
             let asked = self.asked.remove(&cid).expect("completed once");
             let (expected, data) = self.outcomes.remove(&cid).expect("carried out before");
             assert_eq!(status, expected);
@@ -286,6 +312,14 @@ mod tests {
         }
 
         fn take(&mut self, slot: u16, command: &Command, data_len: u32, out: &mut Vec<u8>) {
+            if command.fabrics_type() == Some(fabrics::CONNECT) {
+                let connect = Connect::of(command);
+                let has_flow_control = !connect.without_flow_control;
+                self.controller
+                    .connect(connect.entries_less_one + 1, has_flow_control);
+                self.controller.complete(slot, Status::SUCCESS, 0, out);
+                return;
+            }
             let request = IoRequest::of(command, &GEOMETRY).expect("the host is honest");
             let is_write = request.direction() == Direction::ToController;
             let len = if is_write {
@@ -458,8 +492,7 @@ mod tests {
         let read = IoRequest::Read(Blocks { first: 0, count: 9 });
         for len in 0..12_000 {
             let mut session = Session::new((Digests::BOTH, 1, 3, 0, true));
-            session.move_to_controller(usize::MAX, false);
-            session.move_to_host(usize::MAX, false);
+            session.settle();
             session.submit(write, 3, false);
             session.submit(read, 0, false);
             let mut left = len;

@@ -21,7 +21,11 @@ pub(super) enum Call {
     /// Something has changed that its connections may have to know.
     Look,
     /// A connection that came by a port is its own from now on.
-    Serve { port_id: u16, connection: Accepted },
+    Serve {
+        port_id: u16,
+        connection: Accepted,
+        place: Place,
+    },
     /// A command of one of its queues is to be aborted, if it has not begun.
     Abort {
         controller: ControllerId,
@@ -53,7 +57,7 @@ pub(super) struct Hub {
     /// Raised by one for each view.
     views: AtomicU64,
     calls: Box<[Sender<Call>]>,
-    connections: AtomicUsize,
+    connections: Arc<AtomicUsize>,
     next_core: AtomicUsize,
 }
 
@@ -70,7 +74,7 @@ impl Hub {
             }),
             views: AtomicU64::new(1),
             calls: calls.into_boxed_slice(),
-            connections: AtomicUsize::new(0),
+            connections: Arc::default(),
             next_core: AtomicUsize::new(0),
         };
         (Arc::new(hub), ports)
@@ -135,14 +139,33 @@ impl Hub {
         self.lock().cores.get(&queue).copied()
     }
 
-    /// Connections that are open on any core.
-    pub(super) const fn connections(&self) -> &AtomicUsize {
-        &self.connections
+    /// Connections that are open on any core, or on their way to one.
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// A place for another connection, unless so many have one.
+    pub(super) fn place(&self, connections_max: usize) -> Option<Place> {
+        let more = |count| (count < connections_max).then_some(count + 1);
+        let taken = self
+            .connections
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.ok().map(|_| Place(Arc::clone(&self.connections)))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // Whoever panicked took its core down; what it left is whole but for its own change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection's place, from when it is accepted on: it is counted while this lives.
+#[derive(Debug)]
+pub(super) struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -8,7 +8,6 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -32,7 +31,7 @@ use thiserror::Error;
 
 use super::connection::Connection;
 use super::desk::{Desk, Job};
-use super::hub::{Call, Hub};
+use super::hub::{Call, Hub, Place};
 use super::link::Link;
 use crate::disk::{Disk, GRANULE_BYTES};
 
@@ -264,28 +263,33 @@ impl Server {
                     tracing::warn!(%error, "accept");
                     time::sleep(ACCEPT_PAUSE).await;
                 }
-                Ok(_refused) if self.is_full() => {
-                    tracing::warn!("a connection beyond the limit is closed");
-                }
-                Ok(Came::Here(stream)) => {
-                    let serving = Rc::clone(&self).serve_one(port_id, stream);
-                    spawned(connections.spawn(serving));
-                }
-                Ok(Came::ForAny(connection)) => {
-                    let call = Call::Serve {
-                        port_id,
-                        connection,
-                    };
-                    if !self.hub.call(self.hub.next_core(), call) {
-                        tracing::warn!("a connection is closed: its core has too much to do");
-                    }
-                }
+                // Counted here: others may be accepted before this one's task has begun.
+                Ok(came) => match self.hub.place(self.options.connections_max) {
+                    Some(place) => self.take(port_id, came, place, &connections),
+                    None => tracing::warn!("a connection beyond the limit is closed"),
+                },
             }
         }
     }
 
-    fn is_full(&self) -> bool {
-        self.connections() >= self.options.connections_max
+    /// Has a connection served, here or by another core.
+    fn take(self: &Rc<Self>, port_id: u16, came: Came, place: Place, connections: &Scope) {
+        match came {
+            Came::Here(stream) => {
+                let serving = Rc::clone(self).serve_one(port_id, stream, place);
+                spawned(connections.spawn(serving));
+            }
+            Came::ForAny(connection) => {
+                let call = Call::Serve {
+                    port_id,
+                    connection,
+                    place,
+                };
+                if !self.hub.call(self.hub.next_core(), call) {
+                    tracing::warn!("a connection is closed: its core has too much to do");
+                }
+            }
+        }
     }
 
     /// Does what other cores ask for.
@@ -300,8 +304,9 @@ impl Server {
                 Call::Serve {
                     port_id,
                     connection,
+                    place,
                 } => {
-                    let serving = Rc::clone(&self).serve_one(port_id, connection.here());
+                    let serving = Rc::clone(&self).serve_one(port_id, connection.here(), place);
                     spawned(connections.spawn(serving));
                 }
                 Call::Abort {
@@ -389,7 +394,7 @@ impl Server {
     /// Connections that are open, on any core.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.hub.connections().load(Ordering::Relaxed)
+        self.hub.connections()
     }
 
     /// Those of them that this core serves.
@@ -426,7 +431,7 @@ impl Server {
         }
     }
 
-    async fn serve_one(self: Rc<Self>, port_id: u16, stream: TcpStream) {
+    async fn serve_one(self: Rc<Self>, port_id: u16, stream: TcpStream, _place: Place) {
         let queue = ControllerQueue::new(ControllerOptions {
             digests: self.options.digests,
             h2c_data_bytes_max: self.options.h2c_data_bytes_max,
@@ -434,7 +439,7 @@ impl Server {
             in_capsule_bytes_max: self.options.target.in_capsule_bytes.max(CAPSULE_BYTES_MIN),
         });
         let link = Rc::new(Link::new(stream, port_id, queue));
-        let _open = Open::new(&self, &link);
+        self.know(&link);
         let securing = link.secure(self.options.psk.as_ref());
         match time::timeout(SETUP_TIMEOUT, securing).await {
             Ok(Ok(())) => {}
@@ -464,6 +469,13 @@ impl Server {
         let last_words = time::timeout(SETUP_TIMEOUT, link.outbox.drained_below(0)).await;
         tracing::trace!(?last_words, "outbox");
         link.close();
+    }
+
+    /// Remembers a connection while it lives.
+    fn know(&self, link: &Rc<Link>) {
+        let mut links = self.links.borrow_mut();
+        links.retain(|link| link.strong_count() > 0);
+        links.push(Rc::downgrade(link));
     }
 
     /// Ends a connection whose host does not say, and prove if it has to, who it is.
@@ -647,32 +659,6 @@ impl Seat {
 impl fmt::Debug for Seat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Seat(core {} of {:?})", self.core, self.hub)
-    }
-}
-
-/// Counts an open connection while it lives.
-struct Open {
-    server: Rc<Server>,
-}
-
-impl Open {
-    fn new(server: &Rc<Server>, link: &Rc<Link>) -> Self {
-        let mut links = server.links.borrow_mut();
-        links.retain(|link| link.strong_count() > 0);
-        links.push(Rc::downgrade(link));
-        server.hub.connections().fetch_add(1, Ordering::Relaxed);
-        Self {
-            server: Rc::clone(server),
-        }
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.server
-            .hub
-            .connections()
-            .fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -16,6 +16,9 @@ use crate::completion::{Completion, Status};
 use crate::pdu::{DataHeader, Digests, Framing, IcReq, IcResp, Pdu, PduKind, R2t, Role, WireFault};
 use crate::receiver::{Receiver, Step, Verdict};
 
+use super::heads::{Heads, Mark};
+use super::stage::{Event, Stage};
+
 /// Commands in flight on one queue at most.
 pub const COMMANDS_MAX: u16 = 1 << SLOT_BITS;
 
@@ -127,6 +130,7 @@ enum State {
 
 #[derive(Clone, Copy, Debug)]
 struct Flight {
+    stage: Stage,
     direction: Direction,
     len_bytes: u32,
     /// Arrived, or asked for by the controller.
@@ -134,6 +138,7 @@ struct Flight {
     is_given_up: bool,
     is_corrupt: bool,
     deadline: Time,
+    mark: Mark,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -160,6 +165,7 @@ pub struct HostQueue {
     h2c_data_bytes_max: u32,
     slots: Vec<Slot>,
     free: Vec<u16>,
+    heads: Heads,
     arriving: Option<Arriving>,
     /// What is left to be sent of a request that needs several PDUs.
     requested: Option<R2t>,
@@ -187,6 +193,7 @@ impl HostQueue {
             h2c_data_bytes_max: 0,
             slots: vec![Slot::default(); usize::from(options.commands_max)],
             free: (0..options.commands_max).rev().collect(),
+            heads: Heads::new(),
             arriving: None,
             requested: None,
             lent: None,
@@ -264,15 +271,19 @@ impl HostQueue {
         let slot = &mut self.slots[usize::from(index)];
         assert!(slot.flight.is_none(), "a free slot is not in flight");
         slot.uses = slot.uses.wrapping_add(1);
+        command.cid = u16::from(slot.uses) << SLOT_BITS | index;
+        let sent = Event::sent(direction, len_bytes - capsule_bytes);
+        let stage = Stage::Free.after(sent);
         slot.flight = Some(Flight {
+            stage: stage.expect("a free slot takes any command"),
             direction,
             len_bytes,
             moved_bytes: capsule_bytes,
             is_given_up: false,
             is_corrupt: false,
             deadline,
+            mark: self.heads.on_sent(&command),
         });
-        command.cid = u16::from(slot.uses) << SLOT_BITS | index;
         if capsule_bytes > 0 {
             command.sgl = Sgl::InCapsule {
                 offset_bytes: 0,
@@ -506,8 +517,21 @@ impl HostQueue {
     }
 
     fn on_response(&mut self, mut completion: Completion) -> Result<HostStep<'static>, WireFault> {
+        let kind = PduKind::CapsuleResp;
         let cid = completion.cid;
-        let flight = self.release(cid, PduKind::CapsuleResp)?;
+        let flight = self.flight_mut(cid);
+        let flight = *flight.ok_or(WireFault::BadField { kind, at: 20 })?;
+        let event = if completion.status.is_success() {
+            Event::Succeeded
+        } else {
+            Event::Failed
+        };
+        let after = flight.stage.after(event);
+        after.ok_or(WireFault::Unexpected { kind })?;
+        if !self.heads.on_completed(flight.mark, &completion) {
+            return Err(WireFault::BadField { kind, at: 16 });
+        }
+        self.release(cid);
         if flight.is_corrupt {
             completion.status = Status::TRANSIENT_TRANSPORT_ERROR;
         }
@@ -518,13 +542,17 @@ impl HostQueue {
         })
     }
 
-    /// Data come in order, for a command that asked for them, and not beyond its length.
+    /// Data come in order, for a command that asked for them, and not beyond its length; nor after what was said to be
+    /// the last of them, which is said where they end.
     fn on_data_header(&mut self, header: &DataHeader) -> Result<(), WireFault> {
         let kind = PduKind::C2hData;
         let flight = self.flight_mut(header.cid);
         let flight = flight.ok_or(WireFault::BadField { kind, at: 8 })?;
         if flight.direction != Direction::ToHost {
             return Err(WireFault::BadField { kind, at: 8 });
+        }
+        if flight.stage != Stage::Reading {
+            return Err(WireFault::Unexpected { kind });
         }
         if header.offset_bytes != flight.moved_bytes {
             return Err(WireFault::DataOutOfRange { kind, at: 12 });
@@ -534,9 +562,16 @@ impl HostQueue {
             return Err(WireFault::DataOutOfRange { kind, at: 16 });
         }
         let is_end = end_bytes == Some(flight.len_bytes);
-        if header.is_success && !is_end {
+        if is_end != header.is_last && (is_end || header.is_success) {
             return Err(WireFault::BadField { kind, at: 1 });
         }
+        let event = match (header.is_last, is_end) {
+            (true, true) => Event::DataLast,
+            (true, false) => Event::DataShort,
+            (false, _) => Event::Data,
+        };
+        let after = flight.stage.after(event);
+        flight.stage = after.ok_or(WireFault::Unexpected { kind })?;
         self.arriving = Some(Arriving {
             cid: header.cid,
             base_bytes: header.offset_bytes,
@@ -558,7 +593,15 @@ impl HostQueue {
         }
         let end_bytes = r2t.offset_bytes.checked_add(r2t.len_bytes);
         let end_bytes = end_bytes.filter(|&end| end <= flight.len_bytes);
-        flight.moved_bytes = end_bytes.ok_or(WireFault::DataOutOfRange { kind, at: 16 })?;
+        let end_bytes = end_bytes.ok_or(WireFault::DataOutOfRange { kind, at: 16 })?;
+        let event = if end_bytes == flight.len_bytes {
+            Event::AskedRest
+        } else {
+            Event::Asked
+        };
+        let after = flight.stage.after(event);
+        flight.stage = after.ok_or(WireFault::Unexpected { kind })?;
+        flight.moved_bytes = end_bytes;
         assert!(
             self.requested.is_none(),
             "one request is answered at a time"
@@ -608,7 +651,15 @@ impl HostQueue {
         if !is_success {
             return None;
         }
-        let flight = self.release(cid, PduKind::C2hData).expect("just seen");
+        let flight = *flight;
+        let after = flight.stage.after(Event::Succeeded);
+        assert_eq!(
+            after,
+            Some(Stage::Free),
+            "a success comes with the last data"
+        );
+        self.heads.on_completed_silently();
+        self.release(cid);
         let status = if flight.is_corrupt {
             Status::TRANSIENT_TRANSPORT_ERROR
         } else {
@@ -635,17 +686,11 @@ impl HostQueue {
         slot.flight.as_mut()
     }
 
-    /// Ends a command and frees its slot.
-    fn release(&mut self, cid: u16, kind: PduKind) -> Result<Flight, WireFault> {
-        let bad_cid = WireFault::BadField {
-            kind,
-            at: if kind == PduKind::CapsuleResp { 20 } else { 8 },
-        };
-        let flight = *self.flight_mut(cid).ok_or(bad_cid)?;
+    /// Frees the slot of a command that has ended.
+    fn release(&mut self, cid: u16) {
         let index = cid & SLOT_MASK;
         self.slots[usize::from(index)].flight = None;
         self.free.push(index);
-        Ok(flight)
     }
 
     fn end(&mut self, fault: WireFault) -> WireFault {

@@ -172,6 +172,37 @@ fn what_a_host_may_not_send() {
 }
 
 #[test]
+fn data_end_where_what_was_asked_for_ends_and_say_so() {
+    let kind = PduKind::H2cData;
+    let bad = Err(WireFault::BadField { kind, at: 1 });
+    let beyond = Err(WireFault::DataOutOfRange { kind, at: 16 });
+    // The first request is for 6000 bytes, and the first 4096 of them have come.
+    for (len_bytes, is_last, ends) in [
+        (1904, true, Ok(())),
+        (1903, false, Ok(())),
+        (1904, false, bad),
+        (1903, true, bad),
+        (1905, true, beyond),
+        (1905, false, beyond),
+    ] {
+        let (mut queue, asked) = waiting(1);
+        let ttag = asked[0].0;
+        let mut bytes = bytes_of(&Pdu::H2cData(data(ttag, 0, 4096, false)), 4096);
+        let second = Pdu::H2cData(data(ttag, 4096, len_bytes, is_last));
+        bytes.extend(bytes_of(&second, len_bytes));
+        let mut input = &bytes[..];
+        let ended = loop {
+            match queue.step(&mut input, &mut Vec::new()) {
+                Ok(ControllerStep::NeedBytes) => break Ok(()),
+                Ok(_) => {}
+                Err(fault) => break Err(fault),
+            }
+        };
+        assert_eq!(ended, ends, "{len_bytes} {is_last}");
+    }
+}
+
+#[test]
 fn commands_are_bounded_in_number_and_in_data() {
     let kind = PduKind::CapsuleCmd;
     let mut queue = open_queue(1);
