@@ -19,13 +19,14 @@
 //! | `observing`, `scrape` | `serve --metrics`, and reading it |
 //! | `topping` | `top` |
 //! | `disks` | `nvme` |
-//! | `drives` | `serve --drive` |
+//! | `drives`, `drives_at_fault` | `serve --drive`, and drives that fail or are not what they should be |
 //! | `logging` | what processes that stay log |
 //! | `machine` | `doctor`, `topo` |
 
 mod caching;
 mod disks;
 mod drives;
+mod drives_at_fault;
 mod logging;
 mod machine;
 mod membership;
