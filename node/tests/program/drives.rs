@@ -4,7 +4,8 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lunette::kvstore::{ClusterClient, Fetched, PutOptions, Stored, Value};
 use lunette::runtime::{arena, time};
@@ -82,8 +83,18 @@ pub(crate) fn metric(node: &Node, name: &str) -> f64 {
 
 /// What a node says that does not start.
 pub(crate) fn refusal(command: &mut Command) -> String {
-    let refused = command.output().expect("it ends");
-    assert!(!refused.status.success());
+    let mut node = command.spawn().expect("it starts");
+    let begun = Instant::now();
+    while node.try_wait().expect("a child").is_none() && begun.elapsed() < PATIENT {
+        thread::sleep(Duration::from_millis(10));
+    }
+    // It may serve, where it should not.
+    drop(node.kill());
+    let refused = node.wait_with_output().expect("it has ended");
+    assert!(
+        refused.status.code().is_some_and(|code| code != 0),
+        "{refused:?}"
+    );
     String::from_utf8_lossy(&refused.stderr).into_owned()
 }
 

@@ -378,8 +378,9 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        // It may not be mounted.
-        drop(Command::new("umount").arg(self.folder.path()).output());
+        // Later where the system still has something open for a process that has ended. It may not be mounted.
+        let folder = self.folder.path();
+        drop(Command::new("umount").arg("--lazy").arg(folder).output());
     }
 }
 
