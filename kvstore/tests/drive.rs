@@ -92,9 +92,13 @@ async fn open(path: &Path, owner: &Rc<Owner>) -> (Drive, Opened) {
 
 /// Opens what is still being closed by who has just dropped it.
 async fn reopen(path: &Path, owner: &Rc<Owner>) -> (Drive, Opened) {
+    reopen_with(&options(path), owner).await
+}
+
+async fn reopen_with(options: &DriveOptions, owner: &Rc<Owner>) -> (Drive, Opened) {
     loop {
         let keeper = Rc::clone(owner);
-        match Drive::open(options(path), 0, keeper).await {
+        match Drive::open(options.clone(), 0, keeper).await {
             Err(DriveError::Taken { .. }) => time::sleep(Duration::from_millis(1)).await,
             opened => return opened.expect("the drive opens"),
         }
@@ -402,6 +406,46 @@ fn a_drive_has_one_process_and_is_of_one_cluster() {
     });
 }
 
+/// Removals were lost with what was cut off, and what they were about would be found.
+#[test]
+fn a_log_that_was_cut_short_is_damaged_and_not_made_up_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("drive");
+    run(|| async move {
+        let owner = Rc::new(Owner::default());
+        let (drive, _) = open(&path, &owner).await;
+        for number in 0..40 {
+            write(&drive, number, 1, 100_000).await;
+        }
+        drop(drive);
+        let (drive, opened) = reopen(&path, &owner).await;
+        assert!(opened.recovery.unwrap().is_whole(), "{opened:?}");
+        drop(drive);
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(2 * MIB + 1000).unwrap();
+        let (drive, opened) = reopen(&path, &owner).await;
+        let found = opened.recovery.unwrap();
+        assert!(!opened.is_formatted && !found.is_whole(), "{found:?}");
+        assert!(found.records > 0 && found.records < 40, "{found:?}");
+        // It has all of its room again.
+        assert_eq!(file.metadata().unwrap().len(), CAPACITY_BYTES);
+        write(&drive, 50, 1, 100_000).await;
+        drop(drive);
+        let (drive, opened) = reopen(&path, &owner).await;
+        assert!(opened.recovery.unwrap().is_whole(), "{opened:?}");
+        assert_is(&drive, 50, 1, 100_000).await;
+        drop(drive);
+        file.set_len(2 * MIB).unwrap();
+        let options = DriveOptions {
+            format: Format::BlankOrDamaged,
+            ..options(&path)
+        };
+        let (drive, opened) = reopen_with(&options, &owner).await;
+        assert!(opened.is_formatted, "{opened:?}");
+        assert_eq!(drive.stats().records, 0);
+    });
+}
+
 #[test]
 fn what_is_no_log_is_not_written_over() {
     let folder = tempfile::tempdir().unwrap();
@@ -421,7 +465,7 @@ fn what_is_no_log_is_not_written_over() {
             }
         );
         assert!(is_no_log, "{error}");
-        assert_eq!(std::fs::read(&path).unwrap()[..text.len()], text);
+        assert_eq!(std::fs::read(&path).unwrap(), text);
         let blank = DriveOptions {
             format: Format::Never,
             ..options(&path.with_file_name("blank"))

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 use lunette_bench::harness::{Failure, Plan, Sample};
-use lunette_kvstore::drive::{ClaimTerms, Drive, DriveOptions, Format, Keeper, Loss, Medium};
+use lunette_kvstore::drive::{
+    ClaimTerms, Drive, DriveError, DriveOptions, Format, Keeper, Loss, Medium, Opened,
+};
 use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::options::LogOptions;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
@@ -20,7 +22,7 @@ use lunette_runtime::arena::Region;
 use lunette_runtime::{CoreOptions, arena, block_on, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 
-use super::tier;
+use super::{recovering, tier};
 
 /// Room of each side.
 const CAPACITY_BYTES: u64 = 2 << 30;
@@ -48,6 +50,8 @@ pub(super) enum Work {
     Cold,
     /// A short object is got while what leaves memory is written, beside as many puts without a drive.
     GetBeside,
+    /// A log of a GiB is opened by who has not written it.
+    Recover(recovering::Fact),
 }
 
 /// Where both sides have their files; it goes with them.
@@ -101,7 +105,7 @@ impl Files {
                 self.puts_per_s.set(Some(puts_per_s));
                 return Ok(sample);
             }
-            Work::Append | Work::Read => {}
+            Work::Append | Work::Read | Work::Recover(_) => {}
         }
         let cpu = plan.client_cpu;
         let sample = std::thread::spawn(move || {
@@ -120,6 +124,7 @@ impl Files {
             }
             Work::Append | Work::Demote => ("write", "write", APPENDED),
             Work::Read | Work::Cold => ("randread", "read", READ),
+            Work::Recover(_) => ("read", "read", READ),
         };
         let mut fio = Command::new("fio");
         fio.args(["--name=row", "--ioengine=io_uring", "--direct=1", "--bs=1m"])
@@ -134,6 +139,11 @@ impl Files {
             .map_err(|_| format!("fio: {}", String::from_utf8_lossy(&output.stderr)))?;
         let told = &told["jobs"][0][section];
         let number = |value: &serde_json::Value| value.as_f64().ok_or("fio told no number");
+        if let Work::Recover(_) = work {
+            let ms = recovering::MS_PER_S * recovering::GIB as f64 / number(&told["bw_bytes"])?;
+            let p99 = f64::NAN;
+            return Ok(Sample { value: ms, p99 });
+        }
         Ok(Sample {
             value: number(&told["bw_bytes"])? / 1e9,
             p99: number(&told["clat_ns"]["percentile"]["99.000000"])? / 1e3,
@@ -167,30 +177,43 @@ impl Keeper for Nothing {
     fn failed(&self) {}
 }
 
-async fn run(path: PathBuf, work: Work) -> Result<Sample, String> {
+/// The drive in this file, and what was read of it for that.
+pub(super) async fn open(path: &Path) -> Result<(Drive, Opened), DriveError> {
     let identity = Identity {
         cluster: 1,
         device: 1,
     };
+    let mut log = LogOptions::new(identity, CAPACITY_BYTES);
+    log.records_max = 1 << 16;
     let options = DriveOptions {
-        medium: Medium::File(path),
+        medium: Medium::File(path.to_owned()),
         begin_bytes: 0,
         claim: ClaimTerms::default(),
         holders: None,
-        log: LogOptions::new(identity, CAPACITY_BYTES),
+        log,
         format: Format::Blank,
     };
-    let opened = Drive::open(options, 0, Rc::new(Nothing)).await;
-    let (drive, _) = opened.map_err(|error| error.to_string())?;
-    let mut region = arena()
-        .alloc(RECORD_BYTES)
-        .map_err(|error| error.to_string())?;
+    Drive::open(options, 0, Rc::new(Nothing)).await
+}
+
+/// Appends so many records of this length.
+pub(super) async fn fill(drive: &Drive, count: u64, record_bytes: usize) -> Result<Sample, String> {
+    let region = arena().alloc(record_bytes);
+    let mut region = region.map_err(|error| error.to_string())?;
     region.as_mut_slice().fill(0x5a);
     let bytes = region.freeze();
     let crc = crc32c(bytes.as_slice());
-    let appended = if work == Work::Append { APPENDED } else { READ };
     let append = |number| append(drive.clone(), bytes.clone(), crc, number);
-    let sample = at_a_time(WAITING, appended, append).await?;
+    at_a_time(WAITING, count, append).await
+}
+
+async fn run(path: PathBuf, work: Work) -> Result<Sample, String> {
+    if let Work::Recover(fact) = work {
+        return recovering::run(&path, fact).await;
+    }
+    let (drive, _) = open(&path).await.map_err(|error| error.to_string())?;
+    let appended = if work == Work::Append { APPENDED } else { READ };
+    let sample = fill(&drive, appended, RECORD_BYTES).await?;
     if work == Work::Append {
         return Ok(sample);
     }

@@ -7,6 +7,7 @@ mod inside;
 mod member;
 mod opening;
 mod ping;
+mod recovering;
 mod starting;
 mod store;
 mod store_rows;
@@ -345,7 +346,7 @@ const ROWS: [Row; 34] = [
 /// The rows whose names contain `filter`.
 pub(crate) fn matching(filter: &str) -> Vec<Row> {
     let rows = ROWS.into_iter().chain(opening::ROWS);
-    let rows = rows.chain(store_rows::ROWS);
+    let rows = rows.chain(store_rows::ROWS).chain(recovering::ROWS);
     rows.filter(|row| row.name.contains(filter)).collect()
 }
 

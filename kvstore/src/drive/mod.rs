@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `medium` | [`Medium`]: what the log lies on |
 //! | `opening` | the lock or the claim, the room, recovery or formatting |
+//! | `front` | what is where a log would begin |
 //! | `device` | the block seam: reads and writes of whole blocks, wherever they lie |
 //! | `remote` | a namespace over NVMe/TCP behind it |
 //! | `holding` | the claim of a device, kept alive |
@@ -26,6 +27,7 @@
 mod device;
 mod driving;
 mod ended;
+mod front;
 mod holder;
 mod holding;
 mod medium;

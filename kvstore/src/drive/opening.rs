@@ -7,9 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore_log::claim::{ClaimRefused, ClaimTerms};
-use lunette_kvstore_log::format::claim::{CLAIM_OFFSET_BYTES, ClaimRecord};
-use lunette_kvstore_log::format::superblock::{Identity, Superblock};
-use lunette_kvstore_log::format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS_BYTES};
+use lunette_kvstore_log::format::BLOCK_BYTES;
 use lunette_kvstore_log::log::Log;
 use lunette_kvstore_log::options::{LogOptions, OptionsFault};
 use lunette_kvstore_log::recovery::{OpenFault, Recovery, RecoveryReport};
@@ -22,6 +20,7 @@ use thiserror::Error;
 use super::Keeper;
 use super::device::{Device, On};
 use super::driving::{self, Shared};
+use super::front::{FRONT_BYTES, Front, short_of};
 use super::holder::Holder;
 use super::holding::Holding;
 use super::medium::Medium;
@@ -32,9 +31,7 @@ use super::staging::{STAGE_BYTES, Staging};
 /// Memory of the log's own reads, beside the segment that it may read at once: what is being moved waits there.
 const READ_BYTES_MAX: usize = 128 << 20;
 const CHUNK_BYTES: usize = 64 << 20;
-/// What is looked at of a device before anything is written to it: also where file systems say that they are there.
-const FRONT_BYTES: u32 = 128 * 1024;
-/// How long that may take.
+/// How long it may take to look at the front of a device.
 const FRONT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Which drive, and how its log works.
@@ -210,13 +207,18 @@ pub(super) async fn open(
     };
     let (device, is_direct) = opening.device(&arena).await?;
     let device = Rc::new(device);
-    let recovered = recover(&device, &arena, Recovery::new(log_options, generation)?).await;
+    let recovered = match opening.short(&device, &arena).await? {
+        Some(fault) => Err(fault),
+        None => recover(&device, &arena, Recovery::new(log_options, generation)?).await,
+    };
     let (found, recovery) = opening.judge(recovered, &device)?;
     let is_formatted = found.is_none();
     let log = match found {
         Some(log) => log,
         None => Log::format(log_options, entropy(), generation, time::now())?,
     };
+    let capacity_bytes = log.superblock().geometry.capacity_bytes;
+    opening.give_room(&device, capacity_bytes).await?;
     let shared = Rc::new(Shared {
         log: RefCell::new(log),
         device,
@@ -361,7 +363,7 @@ impl Opening {
         }
     }
 
-    /// A file with its room, which nobody else has.
+    /// A file that nobody else has.
     async fn locked_file(&self, path: &Path) -> Result<(File, bool), DriveError> {
         let failed = |error| self.file_error(error);
         let (file, is_direct) = self.opened_file(path, true).await?;
@@ -369,11 +371,35 @@ impl Opening {
             let drive = self.drive.clone();
             return Err(DriveError::Taken { drive });
         }
-        let capacity_bytes = self.options.log.geometry.capacity_bytes;
+        Ok((file, is_direct))
+    }
+
+    /// What a file is that is too short to be read as a log: made just now, since its maker did not get further, or
+    /// something else. `None` where that is told by reading it.
+    async fn short(&self, device: &Device, arena: &Arena) -> Result<Option<OpenFault>, DriveError> {
+        let (On::File(file), Medium::File(_)) = (&*device.on, &self.options.medium) else {
+            return Ok(None);
+        };
+        let failed = |error| self.file_error(error);
+        if file.len_bytes().await.map_err(failed)? >= FRONT_BYTES.into() {
+            return Ok(None);
+        }
+        let len = FRONT_BYTES as usize;
+        let (read, front) = file.read_at(arena.alloc(len)?, 0, len, 0).await;
+        Ok(read.map_or(None, |count| short_of(&front.as_slice()[..count])))
+    }
+
+    /// Gives a file the room of its log, which is known by now: a log that was cut short is read as far as it goes, and
+    /// what is no log is not made longer.
+    async fn give_room(&self, device: &Device, capacity_bytes: u64) -> Result<(), DriveError> {
+        let (On::File(file), Medium::File(_)) = (&*device.on, &self.options.medium) else {
+            return Ok(());
+        };
+        let failed = |error| self.file_error(error);
         if file.len_bytes().await.map_err(failed)? < capacity_bytes {
             file.allocate(capacity_bytes).await.map_err(failed)?;
         }
-        Ok((file, is_direct))
+        Ok(())
     }
 
     /// A file or a device, and whether it is used around the page cache.
@@ -421,105 +447,5 @@ impl Opening {
     fn claimed(&self, why: ClaimRefused) -> DriveError {
         let drive = self.drive.clone();
         DriveError::Claimed { drive, why }
-    }
-}
-
-/// What is at the front of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Front {
-    /// Nothing, or a claim alone.
-    Blank,
-    /// This very log.
-    Ours,
-    /// Nothing where a log would begin, and something behind that.
-    SomethingBehind,
-    /// Something else.
-    Other,
-}
-
-impl Front {
-    fn of(bytes: &[u8], identity: Identity) -> Self {
-        let block = |offset_bytes: u64| {
-            let at = usize::try_from(offset_bytes).expect("it is in front");
-            &bytes[at..at + BLOCK_BYTES as usize]
-        };
-        let is_zero = |bytes: &[u8]| bytes.iter().all(|&byte| byte == 0);
-        let copies = SUPERBLOCK_OFFSETS_BYTES.map(block);
-        let is_ours = |copy: &[u8]| {
-            Superblock::decode(copy).is_ok_and(|superblock| superblock.identity == identity)
-        };
-        if copies.iter().any(|copy| is_ours(copy)) {
-            return Self::Ours;
-        }
-        if !copies.iter().all(|copy| is_zero(copy)) {
-            return Self::Other;
-        }
-        let claim = block(CLAIM_OFFSET_BYTES);
-        let at = usize::try_from(CLAIM_OFFSET_BYTES).expect("it is in front");
-        let is_claim_fine = is_zero(claim) || ClaimRecord::decode(claim).is_ok();
-        let is_rest_zero = is_zero(&bytes[..at]) && is_zero(&bytes[at + claim.len()..]);
-        if is_claim_fine && is_rest_zero {
-            Self::Blank
-        } else {
-            Self::SomethingBehind
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use lunette_kvstore_log::format::Geometry;
-    use lunette_kvstore_log::format::claim::HolderName;
-
-    use super::*;
-
-    const IDENTITY: Identity = Identity {
-        cluster: 1,
-        device: 2,
-    };
-
-    fn superblock(identity: Identity) -> Vec<u8> {
-        let superblock = Superblock {
-            mount: 1,
-            identity,
-            log_id: 3,
-            generation: 0,
-            geometry: Geometry {
-                capacity_bytes: 1 << 20,
-                segment_bytes: 1 << 16,
-            },
-        };
-        superblock.encode().to_vec()
-    }
-
-    #[test]
-    fn nothing_is_claimed_that_is_neither_blank_nor_this_log() {
-        let claim = ClaimRecord {
-            holder: 1,
-            taken: 1,
-            beat: 1,
-            lapse_ms: 1,
-            is_held: true,
-            name: HolderName::new("somebody"),
-        };
-        let other = Identity {
-            cluster: 9,
-            ..IDENTITY
-        };
-        let at = |offset_bytes: usize, block: &[u8]| {
-            let mut front = vec![0; FRONT_BYTES as usize];
-            front[offset_bytes..offset_bytes + block.len()].copy_from_slice(block);
-            Front::of(&front, IDENTITY)
-        };
-        assert_eq!(at(0, &[0; 1]), Front::Blank);
-        assert_eq!(at(48 << 10, &claim.encode()), Front::Blank);
-        assert_eq!(at(0, &superblock(IDENTITY)), Front::Ours);
-        assert_eq!(at(32 << 10, &superblock(IDENTITY)), Front::Ours);
-        assert_eq!(at(0, &superblock(other)), Front::Other);
-        // The superblocks of ext4 and of btrfs, and a claim's place with something else.
-        assert_eq!(at(1024, b"ext4"), Front::Other);
-        assert_eq!(at(64 << 10, b"btrfs"), Front::SomethingBehind);
-        assert_eq!(at(48 << 10, b"LNCL"), Front::SomethingBehind);
-        assert_eq!(at((128 << 10) - 1, &[1]), Front::SomethingBehind);
     }
 }

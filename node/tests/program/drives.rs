@@ -4,7 +4,8 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use lunette::kvstore::{ClusterClient, Fetched, PutOptions, Stored, Value};
 use lunette::runtime::{arena, time};
@@ -15,14 +16,14 @@ use crate::process::{Node, await_that, lunette, send};
 use crate::scrape::{scrape, value};
 use crate::town::{Town, await_members, with_client};
 
-const PATIENT: Duration = Duration::from_secs(20);
+pub(crate) const PATIENT: Duration = Duration::from_secs(20);
 /// Three times the memory of a member.
-const OBJECTS: usize = 120;
+pub(crate) const OBJECTS: usize = 120;
 /// Six times that of one of two members.
 const MANY: usize = 480;
-const LEN: usize = 200_000;
+pub(crate) const LEN: usize = 200_000;
 
-fn drive(folder: &Path) -> [&str; 6] {
+pub(crate) fn drive(folder: &Path) -> [&str; 6] {
     let folder = folder.to_str().expect("text");
     let metrics = ["--metrics", "127.0.0.1:0"];
     [
@@ -35,7 +36,7 @@ fn drive(folder: &Path) -> [&str; 6] {
     ]
 }
 
-fn key(n: usize) -> Vec<u8> {
+pub(crate) fn key(n: usize) -> Vec<u8> {
     format!("object-{n}").into_bytes()
 }
 
@@ -43,7 +44,7 @@ fn byte(n: usize) -> u8 {
     u8::try_from(n % 251).expect("small") + 1
 }
 
-async fn put_all(client: &ClusterClient, count: usize) {
+pub(crate) async fn put_all(client: &ClusterClient, count: usize) {
     for n in 0..count {
         let mut region = arena().alloc(LEN).expect("room");
         region.as_mut_slice().fill(byte(n));
@@ -59,7 +60,7 @@ async fn put_all(client: &ClusterClient, count: usize) {
 }
 
 /// How many of them are there, and right.
-async fn found(client: &ClusterClient, count: usize) -> usize {
+pub(crate) async fn found(client: &ClusterClient, count: usize) -> usize {
     let mut found = 0;
     for n in 0..count {
         let room = Room::whole(arena().alloc(LEN).expect("room"));
@@ -75,15 +76,25 @@ async fn found(client: &ClusterClient, count: usize) -> usize {
     found
 }
 
-fn metric(node: &Node, name: &str) -> f64 {
+pub(crate) fn metric(node: &Node, name: &str) -> f64 {
     let name = format!("lunette_store_drive_{name}");
     value(&scrape(node), &name, "{core=\"0\"}")
 }
 
 /// What a node says that does not start.
-fn refusal(command: &mut Command) -> String {
-    let refused = command.output().expect("it ends");
-    assert!(!refused.status.success());
+pub(crate) fn refusal(command: &mut Command) -> String {
+    let mut node = command.spawn().expect("it starts");
+    let begun = Instant::now();
+    while node.try_wait().expect("a child").is_none() && begun.elapsed() < PATIENT {
+        thread::sleep(Duration::from_millis(10));
+    }
+    // It may serve, where it should not.
+    drop(node.kill());
+    let refused = node.wait_with_output().expect("it has ended");
+    assert!(
+        refused.status.code().is_some_and(|code| code != 0),
+        "{refused:?}"
+    );
     String::from_utf8_lossy(&refused.stderr).into_owned()
 }
 
@@ -159,6 +170,40 @@ fn a_node_that_was_killed_comes_back_with_what_its_drive_has() {
         }
     });
     assert!(metric(&node, "reads_total") > 0.0);
+}
+
+/// Homes remember removals, and those of a member that was alone are gone with it. So what it had is not believed: else
+/// what was removed could come back.
+#[test]
+fn a_lone_member_that_starts_again_begins_empty() {
+    let town = Town::new();
+    let folder = tempfile::tempdir().expect("a folder");
+    let more = drive(folder.path());
+    let epoch = |node: &Node| value(&scrape(node), "lunette_store_epoch", "{core=\"0\"}");
+    let node = Node::spawn(&mut town.member(1, &more));
+    await_members(&node, 1);
+    with_client(&node, PATIENT, |client| async move {
+        put_all(&client, OBJECTS).await;
+        let removed = client.remove(&[key(3), key(4), key(5)]).await;
+        assert!(removed.iter().all(Result::is_ok), "{removed:?}");
+    });
+    let (demoted, last_epoch) = (metric(&node, "objects"), epoch(&node));
+    assert!(demoted > 20.0, "{demoted}");
+    send(&node.child, Signal::KILL);
+    drop(node);
+    let node = Node::spawn(&mut town.member(1, &more));
+    await_that("its own life is in the map", || epoch(&node) > last_epoch);
+    await_that("its home has judged", || metric(&node, "objects") == 0.0);
+    let found_now = |node: &Node| {
+        with_client(node, PATIENT, |client| async move {
+            found(&client, OBJECTS).await
+        })
+    };
+    assert_eq!(found_now(&node), 0);
+    with_client(&node, PATIENT, |client| async move {
+        put_all(&client, OBJECTS).await;
+    });
+    assert!(found_now(&node) > OBJECTS / 2);
 }
 
 #[test]

@@ -20,13 +20,14 @@
 //! | `topping` | `top` |
 //! | `disks` | `nvme serve`, and reading and writing what it serves |
 //! | `inquiring` | `nvme discover`, `nvme identify`, `nvme watch` |
-//! | `drives` | `serve --drive` |
+//! | `drives`, `drives_at_fault` | `serve --drive`, and drives that fail or are not what they should be |
 //! | `logging` | what processes that stay log |
 //! | `machine` | `doctor`, `topo` |
 
 mod caching;
 mod disks;
 mod drives;
+mod drives_at_fault;
 mod inquiring;
 mod logging;
 mod machine;

@@ -1,6 +1,6 @@
 //! The object of `/health`: whether clients are to come here, and if not why.
 
-use lunette::kvstore::CoreReport;
+use lunette::kvstore::{CoreReport, DriveReport};
 use lunette_kvstore_proto::message::{NodeStat, NodeState};
 use serde_json::{Value, json};
 
@@ -44,6 +44,13 @@ pub(super) fn health(subject: Subject, reports: &Result<Vec<CoreReport>, String>
     }
     if let Some(reason) = reason(state) {
         object["reason"] = json!(reason);
+    }
+    let members = reports.iter().filter_map(|report| report.member.as_ref());
+    let drives: Vec<_> = members.filter_map(|member| member.drive).collect();
+    if !drives.is_empty() {
+        let count = |is: fn(&DriveReport) -> bool| drives.iter().filter(|drive| is(drive)).count();
+        object["failed_drives"] = json!(count(|drive| drive.has_failed));
+        object["away_drives"] = json!(count(|drive| drive.is_away));
     }
     Health { is_serving, object }
 }
