@@ -9,9 +9,10 @@ use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskerId, CopyPage, Only, OpId, Refusal, ToHome, ToOwner, ToPeer, TombstonePage,
+    Answer, Ask, AskerId, CopyPage, Only, OpId, Peek, Refusal, ToHome, ToOwner, ToPeer,
+    TombstonePage,
 };
-use lunette_kvstore_proto::placement::{Seat, next_of, seats};
+use lunette_kvstore_proto::placement::{Seat, home_of, next_of, seats};
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
@@ -336,6 +337,31 @@ impl Bench {
         self.said(event)
     }
 
+    /// What the home answers to a lookup.
+    fn looked_up(&mut self, namespace: NamespaceKind) -> Answer {
+        let ask = Ask::Lookup {
+            request: RequestId(1),
+            key: KEY,
+            namespace,
+            hold: None,
+        };
+        self.ask(8, ask);
+        match self.out.pop() {
+            Some(HomeAction::Answer(AskerId(8), RequestId(1), answer)) => answer,
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    /// What it knows at once, of the key and of another one.
+    fn peeked(&self, namespace: NamespaceKind) -> Vec<Peek> {
+        let mut peeked = Vec::new();
+        let others = (1..).map(|n| Fingerprint(KEY.0 + n));
+        let mut others = others.filter(|&key| home_of(&map(), key) == Some(seat(1)));
+        let keys = [KEY, others.next().expect("there are more")];
+        (self.home).peek(self.now, &keys, namespace, |peek| peeked.push(peek));
+        peeked
+    }
+
     fn said(&self, event: Event) -> Said {
         let to = if event == Retract {
             None
@@ -434,6 +460,29 @@ fn what_waits_for_the_barrier_is_answered_after_it_or_told_that_it_took_too_long
         let is_refused = bench.out.contains(&HomeAction::ToOwner(seat(2), busy));
         assert_eq!(is_refused, event == Put, "a claim waits to its deadline");
     }
+}
+
+/// Others may have put it since: their home is another one by now.
+#[test]
+fn a_home_that_is_cut_off_knows_what_there_is_and_not_what_there_is_not() {
+    const CACHE: NamespaceKind = NamespaceKind::Cache;
+    for (state, namespace, answer, peek) in [
+        (Absent, STRICT, Answer::Unavailable, Peek::Unsure),
+        (Absent, CACHE, Answer::Unknown, Peek::Unsure),
+        (Removing, CACHE, Answer::Unknown, Peek::Unsure),
+        (Held, STRICT, Answer::Unavailable, Peek::Unsure),
+    ] {
+        let mut bench = Bench::new(HomeLimits::default());
+        bench.bring(state);
+        bench.now = at(1_000_000);
+        assert_eq!(bench.looked_up(namespace), answer, "{state:?}");
+        assert_eq!(bench.peeked(namespace), [peek; 2], "{state:?}");
+    }
+    let mut bench = Bench::new(HomeLimits::default());
+    bench.bring(Held);
+    bench.now = at(1_000_000);
+    assert!(matches!(bench.looked_up(CACHE), Answer::Found(_)));
+    assert_eq!(bench.peeked(CACHE), [Peek::Present, Peek::Unsure]);
 }
 
 /// The barrier may stand for long, if somebody does not report and keeps its lease.

@@ -255,7 +255,8 @@ pub enum Fetched {
     Miss {
         /// The room, the caller's again.
         room: Room,
-        /// Whether that is sure. Otherwise a home does not know yet what all members hold.
+        /// Whether that is sure. Otherwise a home does not know yet what all members hold, or is cut off, in a cache
+        /// namespace.
         is_known: bool,
     },
 }

@@ -6,7 +6,7 @@
 //! | a client inside of a node | its own core, where nothing has to leave for it; else the key's home |
 //! | any other client | the key's home: one round trip |
 //! | whoever prefers nodes | the first of them that takes it, though something has to leave there; else as above |
-//! | whose home has no room, and nothing that may leave | one of two nodes that are drawn by the room they have; else the home, for as long as there is time |
+//! | whose home has no room, and does not make any in [`ROOM_PATIENCE`] | one of two nodes that are drawn by the room they have; else the home, for as long as there is time |
 //!
 //! Keys are spread over homes by the weights of nodes, so that what goes there is spread as well as by draws, without
 //! asking anybody for room first, and without a claim.
@@ -33,6 +33,9 @@ use crate::value::{Value, extent_bytes};
 pub const PREFERRED_MAX: usize = 4;
 /// How long a node may take to say how much room it has.
 const STAT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a home without room is given to make some, before another node is drawn: what leaves a memory may have to be told to
+/// another home first, which takes a message there and one back.
+pub(super) const ROOM_PATIENCE: Duration = Duration::from_millis(250);
 /// Nodes with room that are drawn for a batch that is to be on one.
 const CANDIDATES: usize = 2;
 /// Nodes that are asked for room at most.
@@ -90,13 +93,13 @@ pub(super) enum Place {
 /// The places that are tried for one object, one after the other; the home again and again.
 ///
 /// ```text
-/// what is left -> Home, once -> drawn, if it had no room -> Home, for as long as there is time -> ...
+/// what is left -> Home, now and then while it has no room -> drawn, if it has none for long -> Home, settled -> ...
 /// ```
 #[derive(Debug)]
 pub(super) struct Places {
     left: VecDeque<Place>,
-    /// Whether the home was tried before.
-    is_patient: bool,
+    /// Whether nothing else is tried any more, for as long as there is time.
+    is_settled: bool,
     /// Places that were wished for and not tried yet.
     wished: usize,
     has_wish: bool,
@@ -112,7 +115,7 @@ impl Places {
         left.extend((is_inside && !is_tried).then_some(own));
         Self {
             left,
-            is_patient: false,
+            is_settled: false,
             wished: count,
             has_wish,
             now: None,
@@ -120,7 +123,6 @@ impl Places {
     }
 
     pub(super) fn next(&mut self) -> Place {
-        self.is_patient |= self.is_at_home();
         let place = self.left.pop_front().unwrap_or(Place::Home);
         self.now = Some((place, self.wished > 0));
         self.wished = self.wished.saturating_sub(1);
@@ -132,19 +134,15 @@ impl Places {
         matches!(self.now, Some((Place::Home, _)))
     }
 
-    /// Whether the home was tried last, for the first time: it is asked once.
-    pub(super) fn is_first_at_home(&self) -> bool {
-        self.is_at_home() && !self.is_patient
-    }
-
     /// Whether the home was tried last, for as long as there was time: nothing is left but to wait for another.
     pub(super) fn is_last(&self) -> bool {
-        self.is_at_home() && self.is_patient
+        self.is_at_home() && self.is_settled
     }
 
-    /// Before the home is tried again, this seat is.
-    pub(super) fn add(&mut self, seat: Seat) {
-        self.left.push_back(Place::At(seat));
+    /// The home is all that is left, after this seat if there is one.
+    pub(super) fn settle(&mut self, seat: Option<Seat>) {
+        self.left.extend(seat.map(Place::At));
+        self.is_settled = true;
     }
 
     /// Whether places were wished for, and the one that was tried last is none of them.
@@ -284,13 +282,14 @@ mod tests {
     /// The places in order, and which of them are elsewhere.
     fn tried(mut places: Places) -> Vec<(Place, bool)> {
         let mut tried = Vec::new();
-        while !places.is_first_at_home() {
+        while !places.is_at_home() {
             tried.push((places.next(), places.is_elsewhere()));
         }
-        for _ in 0..2 {
-            assert_eq!(places.next(), Place::Home, "again");
-            assert!(places.is_last() && !places.is_first_at_home());
-        }
+        assert_eq!(places.next(), Place::Home, "again");
+        assert!(!places.is_last());
+        places.settle(None);
+        assert_eq!(places.next(), Place::Home, "and again");
+        assert!(places.is_last());
         tried
     }
 
@@ -317,20 +316,20 @@ mod tests {
     }
 
     #[test]
-    fn who_has_room_is_tried_once_between_two_tries_of_the_home() {
+    fn who_has_room_is_tried_once_before_the_home_is_for_good() {
         let mut places = Places::new(vec![at(3)], true, false);
         assert_eq!(places.next(), at(3));
-        assert!(!places.is_first_at_home() && !places.is_last());
+        assert!(!places.is_at_home() && !places.is_last());
         assert_eq!(places.next(), Place::Home);
-        assert!(places.is_first_at_home() && !places.is_last());
+        assert!(places.is_at_home() && !places.is_last());
         let Place::At(seat) = at(5) else {
             unreachable!("a seat");
         };
-        places.add(seat);
+        places.settle(Some(seat));
         assert_eq!(places.next(), at(5));
-        assert!(places.is_elsewhere() && !places.is_first_at_home() && !places.is_last());
+        assert!(places.is_elsewhere() && !places.is_at_home() && !places.is_last());
         assert_eq!(places.next(), Place::Home);
-        assert!(places.is_last() && !places.is_first_at_home());
+        assert!(places.is_last());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A write of one object, at one place after another until it is done.
 
-use lunette_kvstore_proto::asker::{Outcome, Wish};
+use lunette_kvstore_proto::asker::{Outcome, PAUSE, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::WAIT_MS_MAX;
@@ -10,7 +10,7 @@ use lunette_kvstore_proto::version::Form;
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
-use super::placing::{Place, Places};
+use super::placing::{Place, Places, ROOM_PATIENCE};
 use super::running::{Brought, Ended};
 use super::{ClusterClient, PutOptions, Stored, local};
 use crate::error::{StoreError, StoreErrorKind};
@@ -52,8 +52,10 @@ pub(super) enum Begun<'a, F> {
 /// What came of a write at the place that was tried last.
 enum Tried {
     Stored(Stored),
-    /// Nothing was done, since there was no room.
-    NoRoom,
+    /// Nothing was done, since there was no room. `may_come`: something may leave.
+    NoRoom {
+        may_come: bool,
+    },
     /// Nothing was done.
     Nothing,
 }
@@ -63,7 +65,7 @@ impl Tried {
         let is_full = answer == WriteAnswer::Full;
         Ok(match stored_as(answer)? {
             Some(stored) => Self::Stored(stored),
-            None if is_full => Self::NoRoom,
+            None if is_full => Self::NoRoom { may_come: true },
             None => Self::Nothing,
         })
     }
@@ -79,9 +81,13 @@ async fn end<F: Future<Output = Ended>>(
         Some(Begun::There(begun)) => match begun.await.outcome {
             Ok(Outcome::Written(answer)) => Tried::of(answer)?,
             // Nodes have different memories.
-            Err(kind) if is_of_memory(kind) && !places.is_last() => Tried::NoRoom,
+            Err(kind) if is_of_memory(kind) && !places.is_last() => {
+                Tried::NoRoom { may_come: false }
+            }
             // The tenant's quota is lent by one for all.
-            Err(kind) if is_of_quota(kind) && !places.is_at_home() => Tried::NoRoom,
+            Err(kind) if is_of_quota(kind) && !places.is_at_home() => {
+                Tried::NoRoom { may_come: false }
+            }
             outcome => match stored_of(outcome)? {
                 Some(stored) => Tried::Stored(stored),
                 None => Tried::Nothing,
@@ -209,19 +215,29 @@ impl ClusterClient {
         until: Time,
     ) -> Result<Stored, StoreError> {
         let mut tried = end(begun, &places).await?;
+        let mut patience = None;
         loop {
             match tried {
                 Tried::Stored(stored) => return Ok(stored),
-                Tried::NoRoom if places.is_first_at_home() => {
-                    let len_bytes = object.value.len();
-                    let drawn = self.draw_seat(object.key, len_bytes).await;
-                    drawn.into_iter().for_each(|seat| places.add(seat));
-                }
                 // Perhaps the home is another node by now.
-                Tried::NoRoom | Tried::Nothing if places.is_last() => {
+                Tried::NoRoom { .. } | Tried::Nothing if places.is_last() => {
                     self.wait_for_map(until).await?;
                 }
-                Tried::NoRoom | Tried::Nothing => {}
+                Tried::NoRoom { may_come } if places.is_at_home() => {
+                    let now = time::now();
+                    if now + PAUSE >= until {
+                        return Err(StoreError::local(StoreErrorKind::Refused(Status::Full)));
+                    }
+                    let over = *patience.get_or_insert(now + ROOM_PATIENCE);
+                    if may_come && now < over {
+                        time::sleep(PAUSE).await;
+                    } else {
+                        let len_bytes = object.value.len();
+                        places.settle(self.draw_seat(object.key, len_bytes).await);
+                    }
+                }
+                Tried::Nothing if places.is_at_home() => places.settle(None),
+                Tried::NoRoom { .. } | Tried::Nothing => {}
             }
             let begun = self.begin_next(&mut places, object, until);
             tried = end(begun, &places).await?;

@@ -1,6 +1,6 @@
 //! Lookups: plain, and with hold.
 
-use lunette_cluster_proto::fence::NamespaceKind;
+use lunette_cluster_proto::fence::{Act, Fenced, NamespaceKind, Standing};
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
 
@@ -39,16 +39,23 @@ impl Home {
             unreachable!("a lookup");
         };
         let key = request.key;
-        if !self.may_read(now, namespace) {
+        let Ok(standing) = self.permit(now, namespace, Act::Read) else {
             out.push(HomeAction::Answer(asker, id, Answer::Unavailable));
             return true;
-        }
+        };
         let visible = self.visible(key);
         let Some(&(owner, info)) = visible.first() else {
-            if self.is_complete() {
-                out.push(HomeAction::Answer(asker, id, Answer::Miss));
-            }
-            return self.is_complete();
+            let answer = match standing {
+                Standing::Leased if !self.is_complete() => return false,
+                Standing::Leased => Answer::Miss,
+                // Others may have put it at another home.
+                Standing::CutOff => {
+                    self.stats.unknown += 1;
+                    Answer::Unknown
+                }
+            };
+            out.push(HomeAction::Answer(asker, id, answer));
+            return true;
         };
         let version = info.version;
         if let Some(hold) = hold {
@@ -69,7 +76,7 @@ impl Home {
     }
 
     /// What plain lookups by a task of this very core would be told at once, key by key, and [`Peek::Unsure`] where
-    /// one would have to wait, or is for another home.
+    /// one would have to wait, or is for another home, or would be told that this one is cut off.
     pub fn peek(
         &self,
         now: Time,
@@ -77,8 +84,17 @@ impl Home {
         namespace: NamespaceKind,
         mut tell: impl FnMut(Peek),
     ) {
-        if !self.may_read(now, namespace) {
-            return keys.iter().for_each(|_| tell(Peek::Unsure));
+        match self.permit(now, namespace, Act::Read) {
+            Ok(Standing::Leased) => {}
+            Ok(Standing::CutOff) => {
+                return keys.iter().for_each(|&key| {
+                    tell(match self.peek_one(key) {
+                        Peek::Absent => Peek::Unsure,
+                        peek => peek,
+                    });
+                });
+            }
+            Err(Fenced) => return keys.iter().for_each(|_| tell(Peek::Unsure)),
         }
         if let &[key] = keys {
             return tell(self.peek_one(key));

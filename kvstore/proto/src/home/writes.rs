@@ -1,6 +1,6 @@
 //! Claims and publications: how a copy comes to be recorded; retractions: how it leaves.
 
-use lunette_cluster_proto::fence::{Act, NamespaceKind, Standing as Lease};
+use lunette_cluster_proto::fence::{Act, Standing as Lease};
 use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
@@ -373,11 +373,6 @@ impl Home {
             self.claims.remove(&key);
             self.wake(now, key, out);
         }
-    }
-
-    /// What a namespace's readers are told of the lease.
-    pub(super) fn may_read(&self, now: Time, namespace: NamespaceKind) -> bool {
-        self.permit(now, namespace, Act::Read).is_ok()
     }
 
     /// The number of copies of a key that live, or are about to.

@@ -15,6 +15,7 @@ use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
 use crate::cluster_client::calls::Said;
+use crate::cluster_client::placing::ROOM_PATIENCE;
 use crate::cluster_client::running::Brought;
 use crate::cluster_client::trying::{is_of_memory, stored};
 use crate::cluster_client::{ClusterClient, PutOptions, Stored, calls};
@@ -109,6 +110,18 @@ impl SlotWish<'_> {
         }
     }
 
+    /// Asks where there is room, if there are other nodes.
+    async fn ask_elsewhere(&self) -> Result<Option<Slotted>, StoreError> {
+        let drawn = self.client.draw_seat(self.key, self.len_bytes as usize);
+        let Some(seat) = drawn.await else {
+            return Ok(None);
+        };
+        Ok(match self.ask(seat).await? {
+            Asked::Slotted(slotted) => Some(slotted),
+            Asked::NoRoom(_) | Asked::WrongSeat | Asked::Later(_) => None,
+        })
+    }
+
     fn slot(&self, seat: Seat) -> Slot {
         Slot {
             client: self.client.clone(),
@@ -124,7 +137,7 @@ impl SlotWish<'_> {
 
 impl Slot {
     /// Asks for room for `len_bytes`, at most what one message carries, within the time of an operation: at the key's home,
-    /// and where there is none, at a node that is [drawn](ClusterClient::draw_seat).
+    /// and where there is none for [`ROOM_PATIENCE`], also at nodes that are [drawn](ClusterClient::draw_seat).
     pub(super) async fn reserve(
         client: &ClusterClient,
         key: Key<'_>,
@@ -143,26 +156,25 @@ impl Slot {
             until,
         };
         let mut why = StoreErrorKind::TimedOut;
+        let mut patience = None;
         while time::now() < until {
             let Some(home) = home_of(&client.asking.map(), key.fingerprint()) else {
                 client.wait_for_map(until).await?;
                 continue;
             };
-            let asked = match wish.ask(home).await? {
-                Asked::NoRoom(status) => match client.draw_seat(key, len_bytes as usize).await {
-                    Some(other) => match wish.ask(other).await? {
-                        slotted @ Asked::Slotted(_) => slotted,
-                        _ => Asked::NoRoom(status),
-                    },
-                    None => Asked::NoRoom(status),
-                },
-                asked => asked,
-            };
-            match asked {
+            match wish.ask(home).await? {
                 Asked::Slotted(slotted) => return Ok(slotted),
                 Asked::NoRoom(status) => {
+                    let now = time::now();
+                    let over = *patience.get_or_insert(now + ROOM_PATIENCE);
+                    let may_come = status.is_retryable();
+                    if !(may_come && now < over)
+                        && let Some(slotted) = wish.ask_elsewhere().await?
+                    {
+                        return Ok(slotted);
+                    }
                     why = StoreErrorKind::Refused(status);
-                    if !status.is_retryable() {
+                    if !may_come {
                         break;
                     }
                     time::sleep(PAUSE).await;

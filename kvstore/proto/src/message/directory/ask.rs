@@ -125,7 +125,7 @@ pub enum Answer {
     Found(Found),
     /// There is none, for sure.
     Miss,
-    /// Not everybody has told yet what it holds: the object may be there.
+    /// Not everybody has told yet what it holds, or the home is cut off: the object may be there.
     Unknown,
     /// There is none any more.
     Removed {
