@@ -176,7 +176,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=34).collect();
+        let expected: Vec<u16> = (1..=35).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }
