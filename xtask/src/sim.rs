@@ -16,7 +16,7 @@ const LANE_SEEDS_OF_MEMBERS: &str = "60";
 const LANE_SEEDS_OF_ADAPTERS: &str = "8";
 const MUTANT_SEEDS: &str = "2000";
 /// Bugs that worlds of members find within seconds; the others take minutes, and `--mutants`.
-const QUICK_MUTANTS: [&str; 7] = [
+const QUICK_MUTANTS: [&str; 8] = [
     "claim-unchecked",
     "retract-unrecorded",
     "barrier-skipped",
@@ -24,6 +24,7 @@ const QUICK_MUTANTS: [&str; 7] = [
     "hard-pin-ignored",
     "generation-ignored",
     "repair-forgotten",
+    "replica-doubled",
 ];
 /// Bugs of machines that are under test without a cluster around them.
 const MACHINE_MUTANTS: [&str; 10] = [
