@@ -380,7 +380,7 @@ impl Owner {
         // What was removed while it was away may still be here.
         let standing = match (standing, self.away_since, namespace) {
             (_, Some(_), NamespaceKind::Strict) if act == Act::Read => return Err(Fenced),
-            (_, Some(_), NamespaceKind::Cache) => Standing::CutOff,
+            (_, Some(_), NamespaceKind::Cache) if act == Act::Read => Standing::CutOff,
             (standing, ..) => standing,
         };
         self.stats.cut_off += u64::from(standing == Standing::CutOff);

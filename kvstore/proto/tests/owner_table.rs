@@ -222,8 +222,17 @@ impl Bench {
     }
 
     fn write(&mut self, request: u64, key: Fingerprint) -> Option<OpId> {
-        let (asker, request, namespace) = (AskerId(4), RequestId(request), STRICT);
-        let (kind, wanted, wait_ms) = (WriteKind::Put, 2, 1000);
+        self.write_of(request, key, (WriteKind::Put, STRICT))
+    }
+
+    fn write_of(
+        &mut self,
+        request: u64,
+        key: Fingerprint,
+        (kind, namespace): (WriteKind, NamespaceKind),
+    ) -> Option<OpId> {
+        let (asker, request) = (AskerId(4), RequestId(request));
+        let (wanted, wait_ms) = (2, 1000);
         let ask = WriteAsk {
             key,
             kind,
@@ -237,30 +246,44 @@ impl Bench {
     }
 
     fn hear(&mut self, item: ToOwner) {
+        self.hear_in(Epoch(1), item);
+    }
+
+    fn hear_in(&mut self, epoch: Epoch, item: ToOwner) {
         self.owner
-            .on_home(at(0), seat(1), Epoch(1), item, &mut self.out);
+            .on_home(at(0), seat(1), epoch, item, &mut self.out);
     }
 
     fn granted(&mut self) {
+        self.granted_in(Epoch(1));
+    }
+
+    fn granted_in(&mut self, epoch: Epoch) {
         let (op, key, version, generation) = (self.op, KEY, VERSION, Generation(0));
-        self.hear(ToOwner::Granted {
+        let granted = ToOwner::Granted {
             op,
             key,
             version,
             generation,
-        });
+        };
+        self.hear_in(epoch, granted);
     }
 
     fn recorded(&mut self) {
+        self.recorded_in(Epoch(1));
+    }
+
+    fn recorded_in(&mut self, epoch: Epoch) {
         let (op, key, version) = (self.op, KEY, VERSION);
         let (is_cut_off, order) = (false, 6);
-        self.hear(ToOwner::Recorded {
+        let recorded = ToOwner::Recorded {
             op,
             key,
             version,
             is_cut_off,
             order,
-        });
+        };
+        self.hear_in(epoch, recorded);
     }
 
     fn whole(&mut self) {
@@ -440,6 +463,42 @@ fn a_write_is_done_once_per_request() {
         bench.out,
         [OwnerAction::Written(AskerId(4), RequestId(1), written)]
     );
+}
+
+/// What it has may have been removed meanwhile; what it writes its home knows of.
+#[test]
+fn who_was_away_is_cut_off_for_reads_until_it_is_judged_and_not_for_what_it_writes() {
+    for kind in [WriteKind::Put, WriteKind::Upsert] {
+        let mut bench = Bench::new(OwnerLimits::default());
+        // It is told of no map in between.
+        bench.owner.on_map(at(0), &map(3), &mut bench.out);
+        assert!(bench.owner.away_since().is_some());
+        let begun = bench.write_of(1, KEY, (kind, NamespaceKind::Cache));
+        assert_eq!(begun, Some(bench.op));
+        bench.granted_in(Epoch(3));
+        bench.whole();
+        bench.recorded_in(Epoch(3));
+        let written = WriteAnswer::Written {
+            version: VERSION,
+            is_cut_off: false,
+        };
+        let answer = OwnerAction::Written(AskerId(4), RequestId(1), written);
+        assert!(bench.out.contains(&answer), "{:?}", bench.out);
+        let read =
+            |bench: &mut Bench, namespace| bench.owner.read(at(0), KEY, Some(VERSION), namespace);
+        let of_cache = read(&mut bench, NamespaceKind::Cache);
+        assert!(
+            matches!(
+                of_cache,
+                Read::Served {
+                    is_cut_off: true,
+                    ..
+                }
+            ),
+            "{of_cache:?}"
+        );
+        assert_eq!(read(&mut bench, STRICT), Read::Unavailable);
+    }
 }
 
 /// What a writer says is over need not be remembered, so that the bound is on what it has under way.
