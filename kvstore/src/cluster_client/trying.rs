@@ -71,6 +71,7 @@ impl Tried {
     }
 }
 
+/// Waits for a write that was begun at the place that was tried last.
 async fn end<F: Future<Output = Ended>>(
     begun: Option<Begun<'_, F>>,
     places: &Places,
@@ -207,6 +208,7 @@ impl ClusterClient {
         Some(Begun::There(self.asking.begin(key, wish, brought, until)))
     }
 
+    /// Goes on from one place to the next until a write that was begun is done, or its time is over.
     pub(super) async fn put_begun<F: Future<Output = Ended>>(
         &self,
         object: Writing<'_>,
