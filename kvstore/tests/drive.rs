@@ -5,6 +5,9 @@
 #[path = "../../runtime/tests/on_each_driver/mod.rs"]
 mod on_each_driver;
 #[cfg(test)]
+#[path = "drive/pieces.rs"]
+mod pieces;
+#[cfg(test)]
 #[path = "drive/remote.rs"]
 mod remote;
 #[cfg(test)]

@@ -24,6 +24,7 @@
 //! | [`nodes::oracle`] | the history of each key, and the judge of each answer |
 //! | [`members`]: `town`, `plan` | hosts, members and clients of a world, and what befalls them |
 //! | `members::adapters` | adapters of members and clients, and what befalls them |
+//! | [`replay`] | a trace that members serve, beside one cache that holds as much |
 //! | `members::load` | the load |
 //! | `members::ledger`, `members::copies` | what everybody was told, who has which copy, and whether that can be |
 #![forbid(unsafe_code)]
@@ -31,6 +32,7 @@
 mod hearing;
 pub mod members;
 pub mod nodes;
+pub mod replay;
 pub mod report;
 pub mod scenario;
 pub mod summary;

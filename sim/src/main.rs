@@ -1,9 +1,11 @@
 //! `lunette-sim`: runs seeds, and says what came of them.
 #![forbid(unsafe_code)]
 
+mod replays;
+
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use lunette_sim::scenario::Scenario;
 use lunette_sim::summary::Summary;
 
@@ -12,8 +14,14 @@ const SEEDS_FOR_ALL: u64 = 200;
 
 /// Runs the store in simulated worlds, one per seed, and judges every answer.
 #[derive(Debug, Parser)]
-#[command(name = "cargo xtask sim", bin_name = "cargo xtask sim")]
+#[command(
+    name = "cargo xtask sim",
+    bin_name = "cargo xtask sim",
+    args_conflicts_with_subcommands = true
+)]
 struct Arguments {
+    #[command(subcommand)]
+    instead: Option<Instead>,
     /// Which kind of worlds.
     #[arg(long, default_value = "nodes", value_parser = scenario)]
     scenario: Scenario,
@@ -39,6 +47,13 @@ struct Arguments {
     mutant: Option<String>,
 }
 
+/// What else there is to be simulated.
+#[derive(Debug, Subcommand)]
+enum Instead {
+    /// Has members of a cluster serve a trace, and says how much of what was asked for was there.
+    Replay(replays::Arguments),
+}
+
 fn scenario(name: &str) -> Result<Scenario, String> {
     let named = Scenario::ALL.into_iter().find(|(own, _)| *own == name);
     let names = Scenario::ALL.map(|(name, _)| name);
@@ -50,6 +65,9 @@ fn scenario(name: &str) -> Result<Scenario, String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(Instead::Replay(arguments)) = &arguments.instead {
+        return replays::run(arguments);
+    }
     #[cfg(feature = "mutants")]
     if let Some(name) = &arguments.mutant {
         return mutants::find(name, &arguments);

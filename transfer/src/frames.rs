@@ -6,6 +6,7 @@ use lunette_runtime_core::checksum::Crc32c;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 
+use crate::fed::{Fed, Feed};
 use crate::source::WriteSource;
 
 /// Bytes to send behind a frame, and their checksum.
@@ -21,6 +22,7 @@ pub struct Payload {
 enum Bytes {
     Region(Region),
     Pieces(Vec<WriteSource>),
+    Fed(Fed),
 }
 
 impl Payload {
@@ -64,6 +66,37 @@ impl Payload {
         }
     }
 
+    /// So many bytes, at least one, that come by and by, and their CRC32C, which is known before. The answer with them is
+    /// begun as soon as it is given: for an answer that is given [later](crate::Intake::Later), and nothing else.
+    #[must_use]
+    pub fn fed(len_bytes: usize, crc32c: u32) -> (Self, Feed) {
+        assert!(len_bytes > 0, "a payload that is fed has bytes");
+        let (fed, feed) = Fed::new(len_bytes);
+        let payload = Self {
+            len: len_bytes,
+            bytes: Bytes::Fed(fed),
+            crc32c,
+            pin: None,
+        };
+        (payload, feed)
+    }
+
+    /// The other end of what it is [fed](Self::fed) by, and its digest.
+    pub(crate) fn into_fed(self) -> Result<(Fed, PayloadDigest), Self> {
+        let digest = self.digest();
+        match self.bytes {
+            Bytes::Fed(fed) => Ok((fed, digest)),
+            bytes => Err(Self { bytes, ..self }),
+        }
+    }
+
+    fn digest(&self) -> PayloadDigest {
+        PayloadDigest {
+            len_bytes: u32::try_from(self.len).expect("a payload is bounded"),
+            crc32c: self.crc32c,
+        }
+    }
+
     /// The same, with what its owner wants dropped when it has been sent, or will not be.
     #[must_use]
     pub fn pinned(self, pin: Pin) -> Self {
@@ -87,6 +120,7 @@ impl Payload {
         match &self.bytes {
             Bytes::Region(_) => 1,
             Bytes::Pieces(pieces) => pieces.len(),
+            Bytes::Fed(_) => 0,
         }
     }
 
@@ -102,6 +136,7 @@ impl Payload {
                     message.pin(pin);
                 }
             }
+            (Bytes::Fed(_), _) => unreachable!("only answers that are given later are fed"),
         }
     }
 }
@@ -115,10 +150,7 @@ pub(crate) fn push_frame(
     body: &[u8],
     payload: Option<Payload>,
 ) {
-    let digest = payload.as_ref().map(|payload| PayloadDigest {
-        len_bytes: u32::try_from(payload.len).expect("a payload is bounded"),
-        crc32c: payload.crc32c,
-    });
+    let digest = payload.as_ref().map(Payload::digest);
     let parts = 1 + payload.as_ref().map_or(0, Payload::parts);
     outbox.append_parts(parts, |message| {
         message.control(|out| encode_frame(out, kind, code, id, body, digest));

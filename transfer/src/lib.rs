@@ -16,6 +16,7 @@
 //! | `server` | [`serve`], [`Service`]: connections and requests |
 //! | `inbound` | receiving: staging, payloads in place, checksum in cache |
 //! | `frames` | frames on their way out; everything of one turn leaves in one system call |
+//! | `fed` | [`Feed`]: bytes that come while they are sent |
 //! | `source` | memory from which bytes are sent |
 //! | `staging` | [`Staging`]: how much memory is on its way to and from files and devices |
 //! | `room` | [`Room`], where a payload goes |
@@ -30,6 +31,7 @@ mod client;
 mod drain;
 pub mod engine;
 mod error;
+mod fed;
 mod frames;
 mod guard;
 mod inbound;
@@ -43,6 +45,7 @@ pub mod topology;
 pub use client::{Arrange, Attachments, Connection, Line, LineSink, Reply};
 pub use drain::Drain;
 pub use error::{CallError, CallFailure, CloseReason, ConnectError};
+pub use fed::Feed;
 pub use frames::Payload;
 pub use guard::{Guard, GuardFault};
 pub use room::{Room, SplitRoom};

@@ -14,13 +14,14 @@ use lunette_runtime::net::{Outbox, TcpListener, TcpStream};
 use lunette_runtime::{JoinError, Scope, time};
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
-use lunette_transfer_proto::frame::FrameKind;
+use lunette_transfer_proto::frame::{FrameKind, PayloadDigest};
 use lunette_transfer_proto::hello::{Agreement, Handshake, Hello, HelloRefusal};
 use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
 
 use crate::client::LINE_IN_FLIGHT;
 use crate::drain::{Begun, Drain};
 use crate::error::{CloseReason, ConnectError};
+use crate::fed::{Fed, answer_fed};
 use crate::frames::{Payload, push_frame};
 use crate::guard::{Guard, GuardFault};
 use crate::inbound::{Inbound, Sink};
@@ -81,6 +82,20 @@ pub struct Response {
     pub body: Vec<u8>,
     /// Bytes that go with it.
     pub payload: Option<Payload>,
+}
+
+impl Response {
+    /// Itself without its bytes, and those, if they are fed.
+    fn into_fed(mut self) -> Result<(Self, (Fed, PayloadDigest)), Self> {
+        match self.payload.take().map(Payload::into_fed) {
+            Some(Ok(fed)) => Ok((self, fed)),
+            Some(Err(payload)) => Err(Self {
+                payload: Some(payload),
+                ..self
+            }),
+            None => Err(self),
+        }
+    }
 }
 
 /// What a service does with a request.
@@ -315,7 +330,7 @@ async fn serve_connection<S: Service>(
     let service = Rc::clone(&counted.service);
     let mut inbound = Inbound::new(stream.clone())?;
     let outbox = Outbox::default();
-    let sender = Scope::new();
+    let (sender, feeding) = (Scope::new(), Rc::new(Scope::new()));
     let deadline = time::now() + options.handshake_timeout;
     let authenticated = match &options.guard {
         None => None,
@@ -346,6 +361,7 @@ async fn serve_connection<S: Service>(
                 retire,
                 arriving: None,
                 later: Scope::new(),
+                feeding: Rc::clone(&feeding),
                 closer: Closer(stream.clone()),
             };
             let reason = inbound.run(&mut answering).await;
@@ -362,6 +378,7 @@ async fn serve_connection<S: Service>(
     let last_words = time::timeout(options.handshake_timeout, outbox.drained_below(0)).await;
     tracing::trace!(?last_words, "outbox");
     outbox.close();
+    drop(feeding);
     stream.shutdown();
     sender.join().await;
     result
@@ -419,6 +436,8 @@ struct Answering<S: Service> {
     arriving: Option<Arriving<S::Pending>>,
     /// Answers that are not there yet.
     later: Scope,
+    /// Answers that have been begun, and whose bytes are still coming: these are ended before the connection is.
+    feeding: Rc<Scope>,
     closer: Closer,
 }
 
@@ -428,8 +447,19 @@ impl<S: Service> Answering<S> {
     }
 
     fn answer_later(&self, id: RequestId, Later(response): Later) {
-        let outbox = self.outbox.clone();
-        let answering = async move { answer(&outbox, id, response.await) };
+        let (outbox, closer) = (self.outbox.clone(), self.closer.clone());
+        let feeding = Rc::downgrade(&self.feeding);
+        let answering = async move {
+            let (response, fed) = match response.await.into_fed() {
+                Ok(begun) => begun,
+                Err(response) => return answer(&outbox, id, response),
+            };
+            let feed = async move { answer_fed(&outbox, id, response, fed).await };
+            let scope = feeding.upgrade();
+            if !scope.is_some_and(|scope| spawned(scope.spawn(feed))) {
+                closer.close();
+            }
+        };
         if !spawned(self.later.spawn(answering)) {
             // Nobody would ever answer.
             self.closer.close();

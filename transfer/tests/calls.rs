@@ -1,6 +1,9 @@
 //! Calls between two tasks of one core, over loopback: replies, limits, deadlines, lost peers.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+#[path = "calls/fed.rs"]
+mod fed;
 mod peer;
 
 use std::cell::{Cell, RefCell};

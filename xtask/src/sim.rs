@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
     /// Runs a few seeds here and in a machine with another kernel and CPU: the worlds are the same.
     #[arg(long, conflicts_with = "mutants")]
     machine: bool,
-    /// Passed on: `--scenario nodes|members|adapters`, `--seeds N`, `--first S`, `--seed S [--log]`, `--json`, `--mutant NAME`.
+    /// Passed on: `--scenario nodes|members|adapters`, `--seeds N`, `--first S`, `--seed S [--log]`, `--json`, `--mutant NAME`; or `replay`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     extra: Vec<String>,
 }

@@ -46,8 +46,8 @@ pub(super) enum Work {
     Read,
     /// A member's memory is full, and what leaves it is written.
     Demote,
-    /// What has left it is got by a client.
-    Cold,
+    /// What has left it is got by a client, so many objects at a time.
+    Cold(usize),
     /// A short object is got while what leaves memory is written, beside as many puts without a drive.
     GetBeside,
     /// A log of a GiB is opened by who has not written it.
@@ -98,7 +98,9 @@ impl Files {
         blank(&path)?;
         match work {
             Work::Demote => return tier::demoted(self.folder.clone(), CAPACITY_BYTES, plan),
-            Work::Cold => return tier::cold(self.folder.clone(), CAPACITY_BYTES, plan),
+            Work::Cold(count) => {
+                return tier::cold((self.folder.clone(), CAPACITY_BYTES), count, plan);
+            }
             Work::GetBeside => {
                 let drive = Some((self.folder.clone(), CAPACITY_BYTES));
                 let (sample, puts_per_s) = tier::got_beside(drive, None, plan)?;
@@ -123,14 +125,19 @@ impl Files {
                 return Ok(tier::got_beside(None, puts_per_s, plan)?.0);
             }
             Work::Append | Work::Demote => ("write", "write", APPENDED),
-            Work::Read | Work::Cold => ("randread", "read", READ),
+            Work::Read | Work::Cold(_) => ("randread", "read", READ),
             Work::Recover(_) => ("read", "read", READ),
+        };
+        let depth = if let Work::Cold(count) = work {
+            count
+        } else {
+            AT_A_TIME
         };
         let mut fio = Command::new("fio");
         fio.args(["--name=row", "--ioengine=io_uring", "--direct=1", "--bs=1m"])
             .args(["--output-format=json", &format!("--rw={how}")])
             .arg(format!("--filename={}", self.rivals().display()))
-            .arg(format!("--iodepth={AT_A_TIME}"))
+            .arg(format!("--iodepth={depth}"))
             .arg(format!("--size={CAPACITY_BYTES}"))
             .arg(format!("--io_size={}", count * RECORD_BYTES as u64))
             .arg(format!("--cpus_allowed={}", plan.client_cpu));

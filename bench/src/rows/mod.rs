@@ -219,7 +219,7 @@ const fn drive(name: &'static str, work: drive::Work) -> Row {
     }
 }
 
-const ROWS: [Row; 34] = [
+const ROWS: [Row; 35] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -334,7 +334,8 @@ const ROWS: [Row; 34] = [
     drive("drive_append_1m", drive::Work::Append),
     drive("drive_read_16x1m", drive::Work::Read),
     drive("tier_demote_16x1m", drive::Work::Demote),
-    drive("tier_get_16x1m", drive::Work::Cold),
+    drive("tier_get_1m", drive::Work::Cold(1)),
+    drive("tier_get_16x1m", drive::Work::Cold(drive::AT_A_TIME)),
     Row {
         unit: "us p99",
         rival_name: "as many puts without a drive",

@@ -116,8 +116,12 @@ pub(super) fn demoted(
     })
 }
 
-/// How fast what has left comes back.
-pub(super) fn cold(folder: PathBuf, capacity_bytes: u64, plan: &Plan) -> Result<Sample, Failure> {
+/// How fast what has left comes back, so many objects at a time.
+pub(super) fn cold(
+    (folder, capacity_bytes): (PathBuf, u64),
+    count: usize,
+    plan: &Plan,
+) -> Result<Sample, Failure> {
     let tier = TierOptions::in_folders(vec![folder], capacity_bytes);
     let member = Member::start(Some(tier), plan)?;
     // Nothing is lost on the way if the drive is not hurried.
@@ -133,8 +137,8 @@ pub(super) fn cold(folder: PathBuf, capacity_bytes: u64, plan: &Plan) -> Result<
         })
     })?;
     let before = member.drive()?;
-    let sample = member.with_client(plan, |client| async move {
-        at_a_time(AT_A_TIME, READ, |number| get(Rc::clone(&client), number)).await
+    let sample = member.with_client(plan, move |client| async move {
+        at_a_time(count, READ, |number| get(Rc::clone(&client), number)).await
     })?;
     let read = member.drive()?.read - before.read;
     // The last of them may still have been in memory.

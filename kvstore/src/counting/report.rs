@@ -117,6 +117,8 @@ pub struct DriveReport {
     pub promoted: u64,
     /// Copies that were read from it.
     pub read: u64,
+    /// Copies that were sent on while they were being read.
+    pub streamed: u64,
     /// Copies that it did not take when they left memory.
     pub refused: u64,
     /// Copies that are gone with their records: reclaimed, damaged, unreadable.

@@ -38,6 +38,11 @@ pub(super) struct Device {
 }
 
 impl Device {
+    /// Whether it is the system's: a file, a block device, or a namespace's character device.
+    pub(super) fn is_file(&self) -> bool {
+        matches!(&*self.on, On::File(_))
+    }
+
     /// Whether a read would only wait for it.
     pub(super) fn is_away(&self) -> bool {
         match &*self.on {

@@ -22,6 +22,7 @@
 //! | `driving` | effects are done, events are told |
 //! | `staging` | memory that writes are gathered in |
 //! | `reading` | an object comes back, and is compared with its checksum |
+//! | `pieces` | the same piece by piece, for who sends it on |
 //! | `ended` | how something has ended, for one who waits |
 
 mod device;
@@ -32,6 +33,7 @@ mod holder;
 mod holding;
 mod medium;
 mod opening;
+mod pieces;
 mod reading;
 mod recovering;
 mod remote;
@@ -54,6 +56,7 @@ use ended::Ended;
 pub use lunette_kvstore_log::claim::{ClaimRefused, ClaimTerms};
 pub use medium::Medium;
 pub use opening::{DriveError, DriveOptions, Format, Opened};
+pub use pieces::{InPieces, PIECE_BYTES};
 pub use reading::{OnDrive, ReadError};
 
 /// What the owner of a drive's records decides, and is told. It is called between two operations, and must not ask

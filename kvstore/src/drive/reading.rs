@@ -18,7 +18,7 @@ use super::remote::Patience;
 use super::{Drive, Loss};
 
 /// Who reads waits for it.
-const BRISK: Patience = Patience::Brisk;
+pub(super) const BRISK: Patience = Patience::Brisk;
 /// Bytes that are summed in one turn of the core.
 const SUMMED_PER_TURN_BYTES: usize = 1 << 20;
 
@@ -152,7 +152,7 @@ impl Drive {
     }
 
     /// Where an object lies, which stays there until its read ends.
-    fn pin(&self, fingerprint: Fingerprint) -> Result<Option<ReadPlan>, ReadError> {
+    pub(super) fn pin(&self, fingerprint: Fingerprint) -> Result<Option<ReadPlan>, ReadError> {
         match self.shared.with_log(|log| log.pin(fingerprint)) {
             Ok(plan) => Ok(Some(plan)),
             Err(PinRefused::NotHere) => Ok(None),
@@ -161,7 +161,12 @@ impl Drive {
     }
 
     /// Memory for a read, which has ended if there is none.
-    fn room(&self, plan: &ReadPlan, len: u32, arena: &Arena) -> Result<RegionMut, ReadError> {
+    pub(super) fn room(
+        &self,
+        plan: &ReadPlan,
+        len: u32,
+        arena: &Arena,
+    ) -> Result<RegionMut, ReadError> {
         arena.alloc(len as usize).map_err(|error| {
             self.shared.end_read(plan, ReadOutcome::Right);
             if error.is_backpressure() {
@@ -225,7 +230,7 @@ async fn checked(
 }
 
 impl Shared {
-    fn end_read(self: &Rc<Self>, plan: &ReadPlan, outcome: ReadOutcome) {
+    pub(super) fn end_read(self: &Rc<Self>, plan: &ReadPlan, outcome: ReadOutcome) {
         let Record {
             fingerprint,
             version,

@@ -42,7 +42,7 @@ use super::reservations::Reservations;
 use super::taking::Taking;
 use super::tier::Tier;
 use super::waiters::{Asked, Waiters, Waiting};
-use crate::counting::{CopyCounts, Counts, MemberReport};
+use crate::counting::{CopyCounts, Counts, DriveReport, MemberReport};
 
 /// How many copies the machines of a core may know for each entry of its memory: some have left memory and not yet
 /// their home, and a home may have more keys than its own memory holds.
@@ -229,6 +229,11 @@ impl MemberCore {
         (state, left)
     }
 
+    /// What its drive tells of itself, if it has one.
+    pub(crate) fn drive_report(&self) -> Option<DriveReport> {
+        self.tier().map(Tier::report)
+    }
+
     /// What it tells of itself as a part of its cluster.
     pub(crate) fn member_report(&self) -> MemberReport {
         let machines = self.machines.borrow();
@@ -260,7 +265,7 @@ impl MemberCore {
             home_copies: home.copies,
             scarce_keys: home.scarce,
             repairs: home.repairs,
-            drive: self.tier().map(Tier::report),
+            drive: self.drive_report(),
         }
     }
 

@@ -1,6 +1,5 @@
 //! Objects that are written in ranges.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
@@ -14,12 +13,12 @@ use lunette_kvstore_proto::message::directory::{
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::WriteKind;
-use lunette_runtime::sim::{World, WorldOptions};
-use lunette_runtime::{CoreOptions, time};
+use lunette_runtime::sim::WorldOptions;
+use lunette_runtime::time;
 use lunette_transfer::Attachments;
 
 use super::on_each_driver::run;
-use super::scene::{Scene, eventually, key, pattern, room, stranger};
+use super::scene::{Scene, eventually, in_a_world, key, pattern, room, stranger};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
@@ -223,20 +222,6 @@ async fn no_room_all_its_time() {
         assert!(matches!(put().await, Ok(Stored::Written { .. })));
         client.remove(&[key(2)]).await.remove(0).expect("removed");
     }
-}
-
-fn in_a_world<F: Future<Output = ()> + 'static>(
-    seed: u64,
-    options: WorldOptions,
-    scenario: impl Fn() -> F + 'static,
-) {
-    let mut world = World::new(seed, options);
-    let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let process = world.start(host, 1, CoreOptions::default());
-    let done = world.spawn(process, 0, scenario);
-    let until = world.now() + Duration::from_secs(1000);
-    let ended = world.run_until(until, || done.is_there());
-    assert!(ended, "in a world of seed {seed} it does not end");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A coordinator, some members, and clients, all on the core of the test.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ use lunette_kvstore_proto::paths::Path;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::arena::Region;
 use lunette_runtime::net::TcpListener;
-use lunette_runtime::{arena, entropy, spawn_local, time};
+use lunette_runtime::sim::{World, WorldOptions};
+use lunette_runtime::{CoreOptions, arena, entropy, spawn_local, time};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_transfer::adapters::RdmaOptions;
 use lunette_transfer::{Connection, Room};
@@ -439,4 +440,19 @@ impl Scene {
 
 fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().expect("an address")
+}
+
+/// Runs a scenario in the world of this seed alone.
+pub(super) fn in_a_world<F: Future<Output = ()> + 'static>(
+    seed: u64,
+    options: WorldOptions,
+    scenario: impl Fn() -> F + 'static,
+) {
+    let mut world = World::new(seed, options);
+    let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    let process = world.start(host, 1, CoreOptions::default());
+    let done = world.spawn(process, 0, scenario);
+    let until = world.now() + Duration::from_secs(1000);
+    let ended = world.run_until(until, || done.is_there());
+    assert!(ended, "in a world of seed {seed} it does not end");
 }

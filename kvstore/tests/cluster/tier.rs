@@ -1,16 +1,19 @@
 //! Members with drives: what leaves memory is still there.
 
+use std::cell::Cell;
 use std::path::Path;
+use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::{
     ClusterClient, DriveReport, Fetched, NodeError, PutOptions, Stored, TierOptions, Value,
 };
 use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime::sim::{DiskOptions, WorldOptions};
 use lunette_runtime::time;
 
 use super::on_each_driver::run;
-use super::scene::{Scene, eventually, key, pattern, room};
+use super::scene::{Scene, eventually, in_a_world, key, pattern, room};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
@@ -43,6 +46,15 @@ async fn drives(scene: &Scene) -> Vec<DriveReport> {
 
 /// Puts objects no faster than the drive takes them.
 async fn fill(client: &ClusterClient, count: usize, len: usize, options: PutOptions) {
+    fill_slowly(client, (count, len), options, Duration::from_millis(2)).await;
+}
+
+async fn fill_slowly(
+    client: &ClusterClient,
+    (count, len): (usize, usize),
+    options: PutOptions,
+    pause: Duration,
+) {
     for n in 0..count {
         let put = async || {
             let value = Value::new(pattern(n, len));
@@ -50,7 +62,7 @@ async fn fill(client: &ClusterClient, count: usize, len: usize, options: PutOpti
             matches!(put, Ok(Stored::Written { .. } | Stored::Exists { .. }))
         };
         eventually("it is put", put).await;
-        time::sleep(Duration::from_millis(2)).await;
+        time::sleep(pause).await;
     }
 }
 
@@ -92,6 +104,123 @@ fn what_leaves_memory_comes_back_when_it_is_read() {
         let all = COUNT as u64 * (LEN as u64 + 8192);
         assert!(drive.written_bytes < all * 5 / 4, "{drive:?}");
     });
+}
+
+/// Long enough to be sent while they are read; of as many bytes as in the tests of shorter ones. A segment has one.
+const LONG_LEN: usize = 700_000;
+const LONG_COUNT: usize = 35;
+
+/// One member, whose drive has room for all of them.
+async fn scene_of_long(folder: &Path) -> Scene {
+    let mut scene = Scene::of(0, MEMORY).await;
+    let capacity_bytes = 60 * MIB;
+    scene.set_tier(Some(TierOptions {
+        capacity_bytes,
+        ..tier(folder)
+    }));
+    scene.add(MEMORY).await;
+    scene
+}
+
+#[test]
+fn long_objects_are_sent_while_they_are_read() {
+    run(WORLDS, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let scene = scene_of_long(folder.path()).await;
+        let client = scene.client().await;
+        fill(&client, LONG_COUNT, LONG_LEN, PutOptions::default()).await;
+        for n in 0..LONG_COUNT {
+            scene.expect(&client, n, LONG_LEN).await;
+        }
+        // Several at a time, by one connection.
+        for first in (0..LONG_COUNT).step_by(5) {
+            let wanted = (first..first + 5).map(|n| (key(n), room(LONG_LEN)));
+            let all = client.get_all(wanted).await.into_iter();
+            for (n, got) in (first..).zip(all) {
+                let Ok(Fetched::Hit { room, .. }) = got else {
+                    panic!("{n}: {got:?}");
+                };
+                assert!(room.as_slice()[..LONG_LEN] == *pattern(n, LONG_LEN).as_slice());
+            }
+        }
+        let [drive] = drives(&scene).await[..] else {
+            panic!("one core has a drive");
+        };
+        assert!(drive.streamed > 20, "{drive:?}");
+        assert!(drive.streamed <= drive.read && drive.promoted > 0);
+        assert_eq!((drive.refused, drive.lost), (0, 0), "{drive:?}");
+    });
+}
+
+/// Gets of what is on the drive of a node in a world with such a disk: how many were found, and what the drive says.
+fn long_gets_with(seed: u64, disk: DiskOptions) -> (usize, DriveReport) {
+    let options = WorldOptions {
+        losses_per_mille: 0,
+        disk,
+        ..WorldOptions::default()
+    };
+    let told = Rc::new(Cell::new(None));
+    let tell = Rc::clone(&told);
+    in_a_world(seed, options, move || {
+        let tell = Rc::clone(&tell);
+        async move {
+            let scene = scene_of_long(Path::new("/drives")).await;
+            let client = scene.client().await;
+            let all = (LONG_COUNT, LONG_LEN);
+            fill_slowly(&client, all, PutOptions::default(), 8 * disk.latency.1).await;
+            let mut found = 0;
+            for n in 0..LONG_COUNT {
+                found += usize::from(is_found(&client, n, LONG_LEN).await);
+            }
+            let [drive] = drives(&scene).await[..] else {
+                panic!("one core has a drive");
+            };
+            tell.set(Some((found, drive)));
+        }
+    });
+    told.take().expect("it has ended")
+}
+
+#[test]
+fn a_slow_drive_holds_up_nobody_for_long_and_loses_nothing() {
+    for seed in 0..WORLDS {
+        let latency = (Duration::from_millis(50), Duration::from_millis(700));
+        let (found, drive) = long_gets_with(
+            seed,
+            DiskOptions {
+                latency,
+                ..DiskOptions::default()
+            },
+        );
+        // So slow a drive does not take all that leaves memory.
+        let gone = usize::try_from(drive.refused).expect("few");
+        assert!(
+            found > LONG_COUNT / 2 && found + gone >= LONG_COUNT,
+            "{found}: {drive:?}"
+        );
+        // What was late is read again, and whole, and so are others for a while.
+        assert!(
+            0 < drive.streamed && drive.streamed < drive.read / 2,
+            "{drive:?}"
+        );
+    }
+}
+
+#[test]
+fn what_rots_on_the_drive_is_sent_to_nobody_as_right() {
+    let (mut found, mut lost) = (0, 0);
+    for seed in 0..WORLDS {
+        let (hits, drive) = long_gets_with(
+            seed,
+            DiskOptions {
+                rots_per_million: 100_000,
+                ..DiskOptions::default()
+            },
+        );
+        found += hits;
+        lost += drive.lost;
+    }
+    assert!(lost > 0 && found > 0, "{found} found, {lost} lost");
 }
 
 #[test]

@@ -78,6 +78,12 @@ pub(super) fn object(stat: &NodeStat) -> Value {
         "refused": stat.refused,
         "room_waits": stat.room_waits,
         "pinned_bytes": stat.pinned_bytes,
+        "drives": stat.drives,
+        "drives_down": stat.drives_down,
+        "drive_entries": stat.drive_entries,
+        "drive_used_bytes": stat.drive_used_bytes,
+        "drive_capacity_bytes": stat.drive_capacity_bytes,
+        "drive_reads": stat.drive_reads,
         "payload_in_bytes": stat.payload_in_bytes,
         "payload_out_bytes": stat.payload_out_bytes,
         "state": stat.state().word(),
@@ -90,6 +96,15 @@ pub(super) fn object(stat: &NodeStat) -> Value {
         object["next"] = json!(stat.next);
     }
     object
+}
+
+/// How many of a node's drives work, in a word.
+pub(super) fn drives(stat: &NodeStat) -> String {
+    match (stat.drives, stat.drives_down) {
+        (0, _) => "-".to_owned(),
+        (drives, 0) => drives.to_string(),
+        (drives, down) => format!("{}/{drives}", drives.saturating_sub(down)),
+    }
 }
 
 /// A node's statistics in a few words.

@@ -11,8 +11,9 @@ use lunette::kvstore::{ClusterClient, Fetched, PutOptions, Stored, Value};
 use lunette::runtime::{arena, time};
 use lunette::transfer::Room;
 use rustix::process::Signal;
+use serde_json::json;
 
-use crate::process::{Node, await_that, lunette, send};
+use crate::process::{Node, await_that, lunette, run, send};
 use crate::scrape::{scrape, value};
 use crate::town::{Town, await_members, with_client};
 
@@ -121,6 +122,21 @@ fn what_has_no_room_in_memory_is_on_the_drive_and_a_crash_leaves_it_usable() {
         assert!(metric(&node, "demoted_total") >= metric(&node, "promoted_total"));
         assert!(metric(&node, "live_bytes") <= metric(&node, "capacity_bytes"));
         assert_eq!(metric(&node, "failed"), 0.0);
+        let nodes = ["--json", "--nodes", node.address()];
+        let status = run(&[&["cluster", "status"], &nodes[..]].concat());
+        let status = status.ended_with(0).json();
+        let watched = run(&[&["top", "--once"], &nodes[..]].concat());
+        let watched = watched.ended_with(0).json();
+        for told in [&status["members"][0], &watched["total"]] {
+            assert_eq!(
+                (&told["drives"], &told["drives_down"]),
+                (&json!(1), &json!(0))
+            );
+            assert_eq!(told["drive_capacity_bytes"], 128 << 20);
+            let used_bytes = told["drive_used_bytes"].as_f64();
+            assert!(used_bytes >= Some(LEN as f64), "{told}");
+        }
+        assert!(status["members"][0]["drive_reads"].as_u64() > Some(0));
         last_epoch = epoch(&node);
         send(&node.child, Signal::KILL);
         drop(node);
@@ -286,7 +302,7 @@ fn a_drive_needs_a_size_and_a_cluster() {
         "--drive-size",
         "1GiB",
     ];
-    assert_eq!(crate::process::run(&alone).code, Some(2));
+    assert_eq!(run(&alone).code, Some(2));
 }
 
 /// A target with this much memory, and the text of its namespace.
@@ -315,7 +331,7 @@ fn a_namespace_of_a_target_is_a_drive() {
     let town = Town::new();
     let folder = tempfile::tempdir().expect("a folder");
     let secret = folder.path().join("secret");
-    let made = crate::process::run(&["nvme", "secret"]).ended_with(0);
+    let made = run(&["nvme", "secret"]).ended_with(0);
     std::fs::write(&secret, made.stdout).expect("written");
     std::fs::set_permissions(&secret, Permissions::from_mode(0o600)).expect("permissions");
     let secret = secret.to_str().expect("text");

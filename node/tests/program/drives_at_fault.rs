@@ -17,7 +17,7 @@ use crate::scrape::{Families, health, scrape};
 use crate::town::{Town, await_members, with_client};
 
 /// Each family, and what moves it in [`each_metric_of_a_drive_is_moved`]. Nothing is told of drives that is not here.
-const FAMILIES: [(&str, &str); 11] = [
+const FAMILIES: [(&str, &str); 12] = [
     ("objects", "puts of more than there is memory"),
     ("live_bytes", "puts of more than there is memory"),
     ("capacity_bytes", CONSTANT),
@@ -27,9 +27,13 @@ const FAMILIES: [(&str, &str); 11] = [
     ("demoted_total", "puts of more than there is memory"),
     ("promoted_total", "gets"),
     ("reads_total", "gets"),
+    ("streamed_total", "gets of long objects"),
     ("refused_total", "puts when it has failed"),
     ("lost_total", "gets of what was written over"),
 ];
+/// Twice the memory, of objects that are sent while they are read.
+const LONG_OBJECTS: usize = 20;
+const LONG_LEN: usize = 800_000;
 const CONSTANT: &str = "nothing";
 /// The test of a namespace whose target is killed does.
 const OF_NAMESPACES: &str = "targets that cannot be reached";
@@ -74,13 +78,17 @@ fn refuse_writes(node: &Node) {
 }
 
 /// One object more is there as soon as it is put.
-async fn put_and_get(client: &ClusterClient, name: &str) {
-    let region = arena().alloc(LEN).expect("room").freeze();
+async fn put_and_get(client: &ClusterClient, name: &str, len: usize) {
+    let region = arena().alloc(len).expect("room").freeze();
     let put = client
         .put(name.as_bytes(), Value::new(region), PutOptions::default())
         .await;
     assert!(matches!(put, Ok(Stored::Written { .. })), "{name}: {put:?}");
-    let room = Room::whole(arena().alloc(LEN).expect("room"));
+    get(client, name, len).await;
+}
+
+async fn get(client: &ClusterClient, name: &str, len: usize) {
+    let room = Room::whole(arena().alloc(len).expect("room"));
     let got = client.get(name.as_bytes(), room).await;
     assert!(matches!(got, Ok(Fetched::Hit { .. })), "{name}: {got:?}");
 }
@@ -92,7 +100,7 @@ fn put_until_failed(node: &Node) {
         round += 1;
         with_client(node, PATIENT, move |client| async move {
             for n in 0..20 {
-                put_and_get(&client, &format!("more-{round}-{n}")).await;
+                put_and_get(&client, &format!("more-{round}-{n}"), LEN).await;
             }
         });
         metric(node, "failed") == 1.0
@@ -131,7 +139,7 @@ fn a_drive_that_fails_for_good_leaves_a_node_that_goes_on_with_its_memory() {
         // What is on the drive is still read; what is put takes the place of others.
         assert!(found(&client, OBJECTS).await > 0);
         for n in 0..OBJECTS {
-            put_and_get(&client, &format!("later-{n}")).await;
+            put_and_get(&client, &format!("later-{n}"), LEN).await;
         }
     });
     assert!(metric(&node, "reads_total") > reads);
@@ -160,6 +168,14 @@ fn each_metric_of_a_drive_is_moved() {
         })
     };
     assert!(get_all(&node) > 0);
+    with_client(&node, PATIENT, |client| async move {
+        for n in 0..LONG_OBJECTS {
+            put_and_get(&client, &format!("long-{n}"), LONG_LEN).await;
+        }
+        for n in 0..LONG_OBJECTS {
+            get(&client, &format!("long-{n}"), LONG_LEN).await;
+        }
+    });
     scrapes.push(scrape(&node));
     let log = File::options().write(true).open(log_of(folder.path()));
     let log = log.expect("its log");
@@ -172,7 +188,7 @@ fn each_metric_of_a_drive_is_moved() {
     put_until_failed(&node);
     with_client(&node, PATIENT, |client| async move {
         for n in 0..OBJECTS {
-            put_and_get(&client, &format!("later-{n}")).await;
+            put_and_get(&client, &format!("later-{n}"), LEN).await;
         }
     });
     scrapes.push(scrape(&node));

@@ -38,7 +38,7 @@ impl Drop for Piece {
     }
 }
 
-/// A piece of an arena with one owner, who may write it or lend it to a device that writes it.
+/// Bytes of an arena with one owner, who may write them or lend them to a device that writes them.
 pub struct RegionMut {
     address: NonNull<u8>,
     len: usize,
@@ -88,18 +88,18 @@ impl RegionMut {
     /// The bytes.
     #[must_use]
     pub const fn as_slice(&self) -> &[u8] {
-        // SAFETY: address..+len lies in the piece that `self.piece` keeps; `self` is its only
-        // handle and is borrowed shared, so nothing writes it meanwhile (a device that writes it
-        // holds `self` by value). Ends with the borrow.
+        // SAFETY: address..+len lies in the piece that `self.piece` keeps; `self` is the only
+        // handle to these bytes and is borrowed shared, so nothing writes them meanwhile (a device
+        // that writes them holds `self` by value). Ends with the borrow.
         unsafe { slice::from_raw_parts(self.address.as_ptr(), self.len) }
     }
 
     /// The bytes, to be written.
     #[must_use]
     pub const fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: address..+len lies in the piece that `self.piece` keeps; `self` is its only
-        // handle and is borrowed exclusively, so nothing else reads or writes it. Ends with the
-        // borrow.
+        // SAFETY: address..+len lies in the piece that `self.piece` keeps; `self` is the only
+        // handle to these bytes and is borrowed exclusively, so nothing else reads or writes them.
+        // Ends with the borrow.
         unsafe { slice::from_raw_parts_mut(self.address.as_ptr(), self.len) }
     }
 
@@ -122,6 +122,30 @@ impl RegionMut {
             address: self.address,
             len: self.len,
             piece: self.piece,
+        }
+    }
+
+    /// Cuts it in two, so that each half may be written, or frozen, by itself: what is behind the first `at` bytes. Either
+    /// pins the whole piece. Frozen, the halves can be [joined](Region::join) again.
+    ///
+    /// # Panics
+    /// If one of them would be empty.
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> Self {
+        assert!(
+            0 < at && at < self.len,
+            "a region of {} bytes has no two halves at {at}",
+            self.len
+        );
+        // SAFETY: the assert keeps address+at inside the piece that `self.piece` (cloned below) keeps. Ends when
+        // the new handle drops. Neither handle reaches the other's bytes: `self` ends at `at` from here on.
+        let address = unsafe { self.address.add(at) };
+        let len = self.len - at;
+        self.len = at;
+        Self {
+            address,
+            len,
+            piece: Rc::clone(&self.piece),
         }
     }
 
@@ -233,6 +257,22 @@ impl Region {
         }
     }
 
+    /// This region and the one behind it as one.
+    ///
+    /// # Errors
+    /// Both, if `next` does not begin where this one ends, in memory that was allocated as one.
+    pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
+        let end = self.address.as_ptr().wrapping_add(self.len);
+        if !Rc::ptr_eq(&self.piece, &next.piece) || end != next.address.as_ptr() {
+            return Err((self, next));
+        }
+        // Both are read-only, and lie in the piece that either keeps: so does what they are together.
+        Ok(Self {
+            len: self.len + next.len,
+            ..self
+        })
+    }
+
     /// Takes the region back for writing if this is its only handle.
     ///
     /// # Errors
@@ -325,6 +365,41 @@ mod tests {
         let region = region.try_unfreeze().expect_err("pinned");
         drop(pin);
         assert!(region.try_unfreeze().is_ok());
+    }
+
+    #[test]
+    fn halves_are_written_by_themselves_and_joined_when_they_are_frozen() {
+        let arena = Arena::new(ArenaOptions::default());
+        let mut first = arena.alloc(1000).expect("room");
+        let mut second = first.split_off(300);
+        let mut third = second.split_off(1);
+        first.as_mut_slice().fill(1);
+        second.as_mut_slice().fill(2);
+        third.as_mut_slice().fill(3);
+        assert_eq!((first.len(), second.len(), third.len()), (300, 1, 699));
+        let first = first.freeze();
+        let (second, first) = second.freeze().join(first).expect_err("the wrong order");
+        let other = arena.alloc(10).expect("room").freeze();
+        let (first, other) = first.join(other).expect_err("another region");
+        drop(other);
+        let front = first.join(second).expect("neighbours");
+        let front = front.try_unfreeze().expect_err("the third half is written");
+        third.as_mut_slice()[698] = 4;
+        let whole = front.join(third.freeze()).expect("neighbours");
+        let expected = [&[1; 300][..], &[2], &[3; 698], &[4]].concat();
+        assert_eq!(whole.as_slice(), expected);
+        let whole = whole.try_unfreeze().expect("its only handle");
+        assert_eq!(whole.len(), 1000);
+        drop(whole);
+        assert_eq!(arena.used_bytes(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "no two halves")]
+    fn a_half_is_not_empty() {
+        let arena = Arena::new(ArenaOptions::default());
+        let mut region = arena.alloc(10).expect("room");
+        let _half = region.split_off(10);
     }
 
     #[test]

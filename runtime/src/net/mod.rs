@@ -15,7 +15,7 @@ pub use listener::{Accepted, REBIND_WAIT, TcpListener};
 pub use local::{
     LocalChannel, LocalListener, LocalSender, PACKET_BYTES_MAX, PACKET_DESCRIPTORS_MAX, Packet,
 };
-pub use outbox::Outbox;
+pub use outbox::{Outbox, Stretch};
 pub use receive::Receives;
 pub use resolve::{ADDRESSES_MAX, ResolveError, resolve};
 pub use stream::{ConnectOptions, TcpStream, ZERO_COPY_BYTES_MIN};

@@ -1,12 +1,15 @@
 //! TCP between tasks of one core and between cores.
 
 use std::net::SocketAddr;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lunette_runtime_core::ids::CoreIndex;
 use rustix::io::Errno;
 
 use super::*;
+use crate::arena::{Arena, ArenaOptions, Region};
 use crate::{
     CoreOptions, DriverChoice, Idle, OpError, Placement, ProbeError, Runtime, StartError, arena,
     block_on, spawn_local, spawn_on, time,
@@ -229,4 +232,117 @@ fn cores_talk(driver: DriverChoice) {
         assert_eq!(rounds.expect("started").wait(), Ok(200));
         runtime.shut_down().expect("no panic");
     }
+}
+
+/// Regions of so many bytes, each filled with its number.
+fn numbered(lens: &[usize]) -> Vec<Region> {
+    let regions = (1_u8..).zip(lens).map(|(number, &len)| {
+        let mut region = arena().alloc(len).expect("room");
+        region.as_mut_slice().fill(number);
+        region.freeze()
+    });
+    regions.collect()
+}
+
+/// What arrives until the connection ends.
+async fn all_of(stream: TcpStream) -> Vec<u8> {
+    let (mut got, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    loop {
+        let (count, back) = stream.recv(buffer, 0, 1 << 16).await;
+        buffer = back;
+        match count {
+            Ok(0) | Err(_) => return got,
+            Ok(count) => got.extend_from_slice(&buffer[..count]),
+        }
+    }
+}
+
+fn say(outbox: &Outbox, word: &[u8]) {
+    outbox.append_bytes(&mut word.to_vec());
+}
+
+#[test]
+fn what_is_queued_while_a_stretch_is_open_goes_behind_it() {
+    run(|| async {
+        let (client, server) = pair().await;
+        let outbox = Outbox::default();
+        let sending = outbox.clone();
+        let sender = spawn_local(async move {
+            let sent = sending.run(&client).await;
+            client.shutdown();
+            sent
+        });
+        let receiver = spawn_local(all_of(server));
+        say(&outbox, b"<");
+        let head = |message: &mut Message| message.control(|out| out.push(b'['));
+        let mut first = outbox.begin(1, head, 100_010).await.expect("open");
+        say(&outbox, b"]");
+        assert_eq!(outbox.pending_bytes(), 1 + 1 + 100_010 + 1);
+        let waits = outbox.clone();
+        let second = spawn_local(async move {
+            let mut second = waits.begin(1, head, 5).await.expect("open");
+            say(&waits, b">");
+            second.append(numbered(&[5]).remove(0));
+        });
+        let mut lens = vec![];
+        for region in numbered(&[10, 60_000, 40_000]) {
+            // What has been queued of it leaves by itself.
+            lens.push(region.len());
+            first.append(region);
+            outbox.drained_below(1 + first.left_bytes()).await;
+        }
+        assert_eq!(first.left_bytes(), 0);
+        assert!(!second.is_finished(), "one stretch is open at a time");
+        drop(first);
+        second.await.expect("task");
+        outbox.drained_below(0).await;
+        outbox.close();
+        sender.await.expect("task").expect("sent");
+        let mut expected = b"<[".to_vec();
+        for (number, len) in (1..).zip(lens) {
+            expected.resize(expected.len() + len, number);
+        }
+        expected.extend_from_slice(b"][\x01\x01\x01\x01\x01>");
+        assert!(receiver.await.expect("task") == expected);
+    });
+}
+
+#[test]
+fn a_stretch_that_stays_short_ends_its_connection() {
+    run(|| async {
+        let (client, server) = pair().await;
+        let outbox = Outbox::default();
+        let head = |message: &mut Message| message.control(|out| out.push(b'['));
+        let mut stretch = outbox.begin(1, head, 7).await.expect("open");
+        stretch.append(numbered(&[6]).remove(0));
+        say(&outbox, b"]");
+        let waits = outbox.clone();
+        let second = spawn_local(async move { waits.begin(1, head, 1).await.is_none() });
+        time::sleep(Duration::from_millis(1)).await;
+        drop(stretch);
+        assert!(
+            second.await.expect("task"),
+            "after the close nothing begins"
+        );
+        assert!(outbox.begin(1, head, 1).await.is_none());
+        outbox
+            .run(&client)
+            .await
+            .expect("nothing is left to be sent");
+        drop(client);
+        assert_eq!(all_of(server).await, b"", "nothing follows what is missing");
+        assert_eq!(arena().used_bytes(), 0);
+    });
+}
+
+#[test]
+#[should_panic(expected = "no more than it began with")]
+fn a_stretch_takes_no_more_than_it_began_with() {
+    let arena = Arena::new(ArenaOptions::default());
+    let outbox = Outbox::default();
+    let begun = pin!(outbox.begin(1, |_| {}, 7));
+    let Poll::Ready(Some(mut stretch)) = begun.poll(&mut Context::from_waker(Waker::noop())) else {
+        unreachable!("no other is open");
+    };
+    stretch.append(arena.alloc(8).expect("room").freeze());
 }

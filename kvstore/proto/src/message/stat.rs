@@ -113,15 +113,27 @@ pub struct NodeStat {
     pub load_permille: u64,
     /// Bytes of objects that are pinned for ever.
     pub pinned_bytes: u64,
+    /// Drives that its cores have.
+    pub drives: u64,
+    /// Those of them that have failed, or cannot be reached.
+    pub drives_down: u64,
+    /// Objects on its drives, whether or not they are in memory too.
+    pub drive_entries: u64,
+    /// What those take.
+    pub drive_used_bytes: u64,
+    /// What its drives have room for.
+    pub drive_capacity_bytes: u64,
+    /// Objects that were read from its drives.
+    pub drive_reads: u64,
     /// Messages that it was sent in the next version.
     #[cfg(feature = "next-version")]
     pub next: u64,
 }
 
 const COUNTERS: usize = if cfg!(feature = "next-version") {
-    33
+    39
 } else {
-    32
+    38
 };
 /// Counters of the first version.
 const COUNTERS_MIN: usize = 20;
@@ -207,6 +219,12 @@ impl NodeStat {
             repair_room_bytes,
             load_permille,
             pinned_bytes,
+            drives,
+            drives_down,
+            drive_entries,
+            drive_used_bytes,
+            drive_capacity_bytes,
+            drive_reads,
             #[cfg(feature = "next-version")]
             next,
         } = self;
@@ -243,6 +261,12 @@ impl NodeStat {
             repair_room_bytes,
             load_permille,
             pinned_bytes,
+            drives,
+            drives_down,
+            drive_entries,
+            drive_used_bytes,
+            drive_capacity_bytes,
+            drive_reads,
             #[cfg(feature = "next-version")]
             next,
         ]

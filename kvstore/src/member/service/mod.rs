@@ -133,6 +133,9 @@ impl MemberService {
         let capacity_bytes = bytes.limits().high_watermark_bytes();
         let (state, lease_left) = self.core.standing();
         let now = time::now();
+        let drive = self.core.drive_report();
+        let has_drive = drive.is_some();
+        let drive = drive.unwrap_or_default();
         NodeStat {
             epoch: self.core.map().epoch().0,
             lease_left_ms: u64::try_from(lease_left.as_millis()).unwrap_or(u64::MAX),
@@ -141,6 +144,12 @@ impl MemberService {
             repair_room_bytes: self.core.replica_room_bytes(now, true),
             load_permille: self.core.load_permille().into(),
             pinned_bytes: held.hard_pinned_bytes,
+            drives: has_drive.into(),
+            drives_down: (drive.has_failed || drive.is_away).into(),
+            drive_entries: drive.records,
+            drive_used_bytes: drive.live_bytes,
+            drive_capacity_bytes: drive.capacity_bytes,
+            drive_reads: drive.read,
             #[cfg(feature = "next-version")]
             next: self.next.get(),
             ..self.core.counts.stat(shard, capacity_bytes)

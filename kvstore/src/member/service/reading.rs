@@ -148,13 +148,18 @@ impl MemberService {
         let (core, ranges) = (Rc::clone(&self.core), ranges.to_vec());
         let key = Box::from(key.bytes());
         Ok(Some(async move {
+            let found = (place.version, is_cut_off);
+            if ranges.is_empty() && core.is_to_stream(&info) {
+                let streaming = Rc::clone(&core).stream(place, info, key, fetching);
+                let payload = streaming.await?;
+                return Some(with_bytes(&core, version, found, payload));
+            }
             let _fetching = fetching;
             let fetched = Rc::clone(&core).fetch(place, info, Some(key)).await?;
             let pin = fetched.pinned.map(|id| CopyPin::new(&core, id));
             if info.form == Form::Striped {
-                return striped(version, (place.version, is_cut_off), &fetched.extent);
+                return striped(version, found, &fetched.extent);
             }
-            let found = (place.version, is_cut_off);
             Some(sent(&core, version, found, (fetched.extent, pin), &ranges))
         }))
     }
@@ -280,6 +285,24 @@ fn sent(
         status: Status::Ok.code(),
         body,
         payload: (!payload.is_empty()).then(|| pinned(payload)),
+    }
+}
+
+/// The answer with all bytes of an object.
+fn with_bytes(
+    core: &MemberCore,
+    format: FormatVersion,
+    (version, is_cut_off): (Version, bool),
+    payload: Payload,
+) -> Response {
+    let len_bytes = u32::try_from(payload.len()).expect("an object's length fits");
+    let mut body = Vec::new();
+    BytesReply::new(version, is_cut_off, len_bytes).encode(format, &mut body);
+    core.counts.sending(payload.len());
+    Response {
+        status: Status::Ok.code(),
+        body,
+        payload: Some(payload),
     }
 }
 

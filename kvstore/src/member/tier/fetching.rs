@@ -13,7 +13,7 @@ use lunette_runtime::time;
 use super::Tier;
 use super::notes::{fingerprint_of, is_of};
 use crate::counting::CopyCounts;
-use crate::drive::ReadError;
+use crate::drive::{OnDrive, ReadError};
 use crate::member::bytes::Extent;
 use crate::member::core::MemberCore;
 
@@ -71,17 +71,21 @@ impl MemberCore {
     ) -> Option<Fetched> {
         let tier = self.tier()?;
         let extent = tier.read(place, &info, key.as_deref()).await?;
+        self.take_in(tier, place, extent)
+    }
+
+    /// A copy has been read; `None` if it is no more.
+    pub(super) fn take_in(&self, tier: &Tier, place: CopyPlace, extent: Extent) -> Option<Fetched> {
         // It may have been removed meanwhile, and it may be here by now.
-        let copy = self.machines().borrow().owner.copy(place);
-        copy.filter(|(now, _)| now.version == info.version)?;
-        if let Some(pinned) = self.bytes().borrow_mut().pin_any(place) {
-            let (id, extent) = pinned;
-            return Some(Fetched {
+        self.machines().borrow().owner.copy(place)?;
+        let pinned = self.bytes().borrow_mut().pin_any(place);
+        Some(match pinned {
+            Some((id, extent)) => Fetched {
                 extent,
                 pinned: Some(id),
-            });
-        }
-        Some(self.promote(tier, place, extent))
+            },
+            None => self.promote(tier, place, extent),
+        })
     }
 
     /// The key of a copy that is on the drive; `None` if the drive cannot read it, has it no more, or is too busy for long.
@@ -142,42 +146,15 @@ impl MemberCore {
 }
 
 impl Tier {
-    /// The key of a copy whose bytes are on the drive, if it can be read.
-    async fn read_key(&self, place: CopyPlace) -> Option<Box<[u8]>> {
+    /// What a read comes to, which is tried while the drive is busy; `None` if it fails, or that takes long.
+    pub(super) async fn tried<T>(
+        &self,
+        place: CopyPlace,
+        read: impl AsyncFn() -> Result<Option<T>, ReadError>,
+    ) -> Option<T> {
         for _ in 0..TRIES_MAX {
-            match self
-                .drive
-                .read_key(fingerprint_of(place), &self.memory)
-                .await
-            {
-                Ok(found) => {
-                    let found = found?;
-                    let key = Key::new(&found).ok()?;
-                    return (key.fingerprint() == place.key).then_some(found);
-                }
-                Err(ReadError::Busy) => time::sleep(TRY_AGAIN).await,
-                Err(error) => {
-                    tracing::debug!(?place, %error, "a key was not read from the drive");
-                    return None;
-                }
-            }
-        }
-        None
-    }
-
-    async fn read(&self, place: CopyPlace, info: &CopyInfo, key: Option<&[u8]>) -> Option<Extent> {
-        let fingerprint = fingerprint_of(place);
-        for _ in 0..TRIES_MAX {
-            let read = self.drive.read(fingerprint, key, &self.memory).await;
-            match read {
-                Ok(found) => {
-                    let found = found.filter(|found| is_of(&found.record, info))?;
-                    let key = Key::new(found.key()).ok();
-                    key.filter(|key| key.fingerprint() == place.key)?;
-                    CopyCounts::add(&self.counts.read);
-                    self.keeping.has_read(fingerprint);
-                    return Some(Extent::on_drive(&found));
-                }
+            match read().await {
+                Ok(found) => return found,
                 Err(ReadError::Busy) => time::sleep(TRY_AGAIN).await,
                 Err(error) => {
                     tracing::debug!(?place, %error, "a copy was not read from the drive");
@@ -186,5 +163,33 @@ impl Tier {
             }
         }
         None
+    }
+
+    /// The key of a copy whose bytes are on the drive, if it can be read.
+    async fn read_key(&self, place: CopyPlace) -> Option<Box<[u8]>> {
+        let fingerprint = fingerprint_of(place);
+        let read = async || self.drive.read_key(fingerprint, &self.memory).await;
+        let found = self.tried(place, read).await?;
+        let key = Key::new(&found).ok()?;
+        (key.fingerprint() == place.key).then_some(found)
+    }
+
+    async fn read(&self, place: CopyPlace, info: &CopyInfo, key: Option<&[u8]>) -> Option<Extent> {
+        let fingerprint = fingerprint_of(place);
+        let read = async || self.drive.read(fingerprint, key, &self.memory).await;
+        let found = self.tried(place, read).await?;
+        if !is_of(&found.record, info) {
+            return None;
+        }
+        self.has_read(place, &found)
+    }
+
+    /// A copy has been read, and is right.
+    pub(super) fn has_read(&self, place: CopyPlace, found: &OnDrive) -> Option<Extent> {
+        let key = Key::new(found.key()).ok();
+        key.filter(|key| key.fingerprint() == place.key)?;
+        CopyCounts::add(&self.counts.read);
+        self.keeping.has_read(fingerprint_of(place));
+        Some(Extent::on_drive(found))
     }
 }

@@ -27,6 +27,7 @@
 //! | `opening` | [`TierOptions`]: which drives, cut how |
 //! | `keeping` | what stays when a segment is reclaimed, and what is lost |
 //! | `fetching` | copies come back |
+//! | `streaming` | long ones are sent while they do |
 //! | `notes` | what a record tells of its copy |
 //! | `returning` | what a former life of the core left |
 
@@ -35,6 +36,7 @@ mod keeping;
 mod notes;
 mod opening;
 mod returning;
+mod streaming;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -46,6 +48,7 @@ use lunette_kvstore_proto::message::directory::CopyPlace;
 use lunette_kvstore_proto::version::CopyInfo;
 use lunette_runtime::arena::Arena;
 use lunette_runtime::{can_spawn, spawn_local};
+use lunette_runtime_core::time::Time;
 
 use super::core::MemberCore;
 use crate::counting::{CopyCounts, DriveReport};
@@ -70,6 +73,8 @@ pub(crate) struct Tier {
     dead: RefCell<BTreeSet<(Fingerprint, Version)>>,
     /// How many copies are on their way back.
     fetching: Rc<Cell<usize>>,
+    /// Until when nothing is [streamed](MemberCore::stream).
+    is_slow_until: Cell<Time>,
     counts: TierCounts,
 }
 
@@ -78,6 +83,7 @@ struct TierCounts {
     demoted: Cell<u64>,
     promoted: Cell<u64>,
     read: Cell<u64>,
+    streamed: Cell<u64>,
     refused: Cell<u64>,
 }
 
@@ -216,6 +222,7 @@ impl Tier {
             demoted: self.counts.demoted.get(),
             promoted: self.counts.promoted.get(),
             read: self.counts.read.get(),
+            streamed: self.streamed(),
             refused: self.counts.refused.get(),
             lost: self.keeping.lost_count(),
             has_failed: stats.has_failed,

@@ -162,6 +162,7 @@ impl Tier {
             cluster: Cell::default(),
             dead: RefCell::default(),
             fetching: Rc::default(),
+            is_slow_until: Cell::default(),
             counts: TierCounts::default(),
         }))
     }

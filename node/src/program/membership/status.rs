@@ -70,7 +70,7 @@ fn table(map: &ClusterMap, rows: &[SeatRow]) -> String {
             map.members().len()
         ),
         format!(
-            "{:>20} {:<21} {:>5} {:>6} {:>9} {:>10} {:>10} {:>10} {:>7}",
+            "{:>20} {:<21} {:>5} {:>6} {:>9} {:>10} {:>10} {:>10} {:>6} {:>10} {:>10} {:>7}",
             "node",
             "address",
             "cores",
@@ -79,6 +79,9 @@ fn table(map: &ClusterMap, rows: &[SeatRow]) -> String {
             "used",
             "capacity",
             "evictions",
+            "drives",
+            "on drives",
+            "drive size",
             "version"
         ),
     ];
@@ -92,11 +95,14 @@ fn table(map: &ClusterMap, rows: &[SeatRow]) -> String {
         );
         lines.push(match sum(member, rows) {
             Ok(total) => format!(
-                "{head} {:>9} {:>10} {:>10} {:>10} {:>7}",
+                "{head} {:>9} {:>10} {:>10} {:>10} {:>6} {:>10} {:>10} {:>7}",
                 total.shards.entries,
                 Size(total.shards.used_bytes).to_string(),
                 Size(total.capacity_bytes).to_string(),
                 total.shards.evictions,
+                stat::drives(&total),
+                Size(total.drive_used_bytes).to_string(),
+                Size(total.drive_capacity_bytes).to_string(),
                 total.newest_version,
             ),
             Err(error) => format!("{head} {error}"),

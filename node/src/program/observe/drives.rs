@@ -12,7 +12,7 @@ struct OfDrive {
     value: fn(&DriveReport) -> u64,
 }
 
-const OF_DRIVES: [OfDrive; 11] = [
+const OF_DRIVES: [OfDrive; 12] = [
     OfDrive {
         name: "drive_objects",
         help: "Objects on the drive, whether or not they are in memory too.",
@@ -66,6 +66,12 @@ const OF_DRIVES: [OfDrive; 11] = [
         help: "Objects that were read from the drive.",
         is_counter: true,
         value: |drive| drive.read,
+    },
+    OfDrive {
+        name: "drive_streamed_total",
+        help: "Objects that were sent on while they were being read from the drive.",
+        is_counter: true,
+        value: |drive| drive.streamed,
     },
     OfDrive {
         name: "drive_refused_total",

@@ -43,6 +43,7 @@ pub(super) struct Deeds {
     pub(super) in_bytes: u64,
     pub(super) out_bytes: u64,
     pub(super) evictions: u64,
+    pub(super) drive_reads: u64,
 }
 
 impl Sample {
@@ -66,6 +67,7 @@ impl Deeds {
             in_bytes: stat.payload_in_bytes,
             out_bytes: stat.payload_out_bytes,
             evictions: stat.shards.evictions,
+            drive_reads: stat.drive_reads,
         }
     }
 
@@ -80,6 +82,7 @@ impl Deeds {
             in_bytes: latter.in_bytes.checked_sub(former.in_bytes)?,
             out_bytes: latter.out_bytes.checked_sub(former.out_bytes)?,
             evictions: latter.evictions.checked_sub(former.evictions)?,
+            drive_reads: latter.drive_reads.checked_sub(former.drive_reads)?,
         })
     }
 
@@ -91,6 +94,7 @@ impl Deeds {
         self.in_bytes += other.in_bytes;
         self.out_bytes += other.out_bytes;
         self.evictions += other.evictions;
+        self.drive_reads += other.drive_reads;
     }
 
     /// Which share of the gets found their object, if there were any.

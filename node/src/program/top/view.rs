@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::sample::{Deeds, Row, Watched, as_float};
 use crate::program::size::Size;
+use crate::program::stat::drives;
 
 /// What happened, as a JSON object.
 pub(super) fn object(watched: &Watched) -> Value {
@@ -43,6 +44,12 @@ fn told(watched: &Watched, stat: &NodeStat, deeds: Option<Deeds>) -> Value {
         "payload_in_bytes_per_s": rate(|deeds| deeds.in_bytes),
         "payload_out_bytes_per_s": rate(|deeds| deeds.out_bytes),
         "evictions_per_s": rate(|deeds| deeds.evictions),
+        "drives": stat.drives,
+        "drives_down": stat.drives_down,
+        "drive_objects": stat.drive_entries,
+        "drive_used_bytes": stat.drive_used_bytes,
+        "drive_capacity_bytes": stat.drive_capacity_bytes,
+        "drive_reads_per_s": rate(|deeds| deeds.drive_reads),
     })
 }
 
@@ -50,7 +57,7 @@ fn told(watched: &Watched, stat: &NodeStat, deeds: Option<Deeds>) -> Value {
 pub(super) fn table(watched: &Watched) -> String {
     let mut lines = vec![line([
         "node", "state", "epoch", "objects", "used", "capacity", "hits", "op/s", "in GB/s",
-        "out GB/s", "evict/s", "conns",
+        "out GB/s", "evict/s", "drives", "full", "read/s", "conns",
     ])];
     for row in &watched.rows {
         let name = row.address.to_string();
@@ -74,26 +81,30 @@ fn node_line(watched: &Watched, name: &str, stat: &NodeStat, deeds: Option<Deeds
     let gigabytes = |of| rate(of).map_or_else(unknown, |rate| format!("{:.3}", rate / 1e9));
     let ratio = deeds.and_then(|deeds| deeds.hit_ratio());
     let ratio = ratio.map_or_else(unknown, |ratio| format!("{:.1}%", ratio * 100.0));
-    let share = as_float(stat.shards.used_bytes) / as_float(stat.capacity_bytes.max(1));
+    let share = |used, of: u64| format!("{:.1}%", as_float(used) / as_float(of.max(1)) * 100.0);
+    let on_drives = |told: String| if stat.drives > 0 { told } else { unknown() };
     line([
         name,
         stat.state().word(),
         &stat.epoch.to_string(),
         &stat.shards.entries.to_string(),
-        &format!("{:.1}%", share * 100.0),
+        &share(stat.shards.used_bytes, stat.capacity_bytes),
         &Size(stat.capacity_bytes).to_string(),
         &ratio,
         &count(|deeds| deeds.requests),
         &gigabytes(|deeds| deeds.in_bytes),
         &gigabytes(|deeds| deeds.out_bytes),
         &count(|deeds| deeds.evictions),
+        &drives(stat),
+        &on_drives(share(stat.drive_used_bytes, stat.drive_capacity_bytes)),
+        &on_drives(count(|deeds| deeds.drive_reads)),
         &stat.connections.to_string(),
     ])
 }
 
-fn line(cells: [&str; 12]) -> String {
+fn line(cells: [&str; 15]) -> String {
     let [name, state, cells @ ..] = cells;
-    let widths = [5, 9, 6, 9, 6, 8, 8, 8, 8, 5];
+    let widths = [5, 9, 6, 9, 6, 8, 8, 8, 8, 6, 6, 7, 5];
     let mut line = format!("{name:<21} {state:<8}");
     for (cell, width) in cells.into_iter().zip(widths) {
         line.push_str(&format!(" {cell:>width$}"));
@@ -121,10 +132,15 @@ mod tests {
                 used_bytes: 1 << 29,
                 ..ShardStats::default()
             },
+            drives: 2,
+            drives_down: 1,
+            drive_used_bytes: 1 << 30,
+            drive_capacity_bytes: 1 << 32,
             ..NodeStat::default()
         };
         let deeds = Deeds {
             requests: 100,
+            drive_reads: 40,
             hits: 3,
             misses: 1,
             out_bytes: 4_000_000_000,
@@ -151,7 +167,8 @@ mod tests {
             "{text}"
         );
         let cells: Vec<&str> = lines[1].split_whitespace().collect();
-        let expected = "127.0.0.1:7400 serving 7 5 50.0% 1GiB 75.0% 50 0.000 2.000 0 0";
+        let expected =
+            "127.0.0.1:7400 serving 7 5 50.0% 1GiB 75.0% 50 0.000 2.000 0 1/2 25.0% 20 0";
         assert_eq!(cells.join(" "), expected);
         assert!(lines[2].contains(" - "), "a rate is not known: {text}");
         assert!(lines[3].starts_with("2 nodes"), "{text}");
