@@ -59,8 +59,10 @@ impl State {
         parts: usize,
         write: impl FnOnce(&mut Message),
     ) -> usize {
-        let has_room = |message: &Box<Message>| message.has_room_for(parts);
-        if !queue.back().is_some_and(has_room) {
+        if queue
+            .back()
+            .is_none_or(|message| !message.has_room_for(parts))
+        {
             queue.push_back(spare.pop_back().unwrap_or_else(Message::new));
         }
         let message = queue.back_mut().expect("just made sure of");
