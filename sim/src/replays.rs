@@ -73,8 +73,13 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
             "hit_ratio": served.hit_ratio(),
             "one_cache_blocks": one_blocks,
             "one_cache": of_one_cache(&requests, one_blocks),
+            "resident_blocks": served.resident_blocks(),
             "lacking_the_one_before": served.lacking_ratio(),
-            "demoted_per_miss": served.demoted_per_miss(),
+            "written_per_miss": served.written_per_miss(arguments.block_bytes),
+            "drive_records": served.drives.records,
+            "drive_refused": served.drives.refused,
+            "drive_lost": served.drives.lost,
+            "drive_read": served.drives.read,
             "trace_hash": format!("{:016x}", served.trace_hash),
         });
         println!("{line}");

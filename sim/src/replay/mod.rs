@@ -14,6 +14,7 @@ mod town;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use lunette_kvstore::DriveReport;
 use lunette_kvstore_policy::Learned;
 use lunette_kvstore_policy::replay::{Trace, replay};
 
@@ -48,14 +49,41 @@ pub struct Served {
     pub blocks: u64,
     /// Those of them that were there.
     pub hits: u64,
+    /// How often it was looked what is there.
+    pub looks: u64,
     /// Blocks that were there, over all looks.
     pub seen: u64,
     /// Those of them without the block before them.
     pub lacking: u64,
-    /// Objects that the drives took.
-    pub demoted: u64,
+    /// What the drives say in the end, together.
+    pub drives: Drives,
     /// The hash of all that happened.
     pub trace_hash: u64,
+}
+
+/// What drives have, and have done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drives {
+    /// Objects on them.
+    pub records: u64,
+    /// Objects that they did not take when they left memory.
+    pub refused: u64,
+    /// Objects that were given up.
+    pub lost: u64,
+    /// Objects that were read.
+    pub read: u64,
+    /// Bytes that were written.
+    pub written_bytes: u64,
+}
+
+impl Drives {
+    fn add(&mut self, drive: DriveReport) {
+        self.records += drive.records;
+        self.refused += drive.refused;
+        self.lost += drive.lost;
+        self.read += drive.read;
+        self.written_bytes += drive.written_bytes;
+    }
 }
 
 #[expect(
@@ -73,16 +101,23 @@ impl Served {
         ratio(self.hits, self.blocks)
     }
 
+    /// How many blocks were there: the mean of a run.
+    #[must_use]
+    pub fn resident_blocks(&self) -> f64 {
+        ratio(self.seen, self.looks)
+    }
+
     /// Which share of the blocks that were there lacked the block before them: the mean of a run.
     #[must_use]
     pub fn lacking_ratio(&self) -> f64 {
         ratio(self.lacking, self.seen)
     }
 
-    /// How many blocks the drives took for each one that was not there.
+    /// How many blocks were written to drives, with all that is written beside them, for each one that was not there.
     #[must_use]
-    pub fn demoted_per_miss(&self) -> f64 {
-        ratio(self.demoted, self.blocks - self.hits)
+    pub fn written_per_miss(&self, block_bytes: usize) -> f64 {
+        let misses = self.blocks - self.hits;
+        ratio(self.drives.written_bytes, misses * block_bytes as u64)
     }
 }
 
@@ -116,11 +151,12 @@ pub fn serve(plan: Plan, requests: &[Vec<u64>]) -> Served {
                     let needed = before.get(block);
                     needed.is_some_and(|needed| !candidates.contains(needed))
                 };
+                served.looks += 1;
                 served.seen += candidates.len() as u64;
                 served.lacking += candidates.iter().filter(lacks).count() as u64;
             }
         }
     }
-    (served.demoted, served.trace_hash) = town.end();
+    (served.drives, served.trace_hash) = town.end();
     served
 }

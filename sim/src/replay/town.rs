@@ -17,7 +17,7 @@ use lunette_runtime::sim::{ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, Placement, time};
 use lunette_runtime_core::ids::NodeId;
 
-use super::{Plan, serving};
+use super::{Drives, Plan, serving};
 
 const PORT: u16 = 7000;
 const COORDINATOR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 2, 1)), PORT);
@@ -184,8 +184,8 @@ impl Town {
         there.into_iter().collect()
     }
 
-    /// Ends the clients: how many objects drives took, and the hash of all that happened.
-    pub(super) fn end(mut self) -> (u64, u64) {
+    /// Ends the clients: what the drives say, and the hash of all that happened.
+    pub(super) fn end(mut self) -> (Drives, u64) {
         for at in 0..self.cores.len() {
             let Core {
                 process,
@@ -195,18 +195,18 @@ impl Town {
             let client = Rc::clone(client);
             self.run((process, index), async move || drop(client.take()));
         }
-        let mut demoted = 0;
+        let mut drives = Drives::default();
         for node in 0..self.nodes.len() {
             let Core { process, index, .. } = self.cores[node * self.plan.cores];
             let watch = self.nodes[node].borrow().clone();
             let watch = watch.expect("it has started");
-            demoted += self.run((process, index), async move || {
+            let told = self.run((process, index), async move || {
                 let reports = watch.report().await.expect("it runs");
                 let members = reports.iter().filter_map(|report| report.member);
-                let drives = members.filter_map(|member| member.drive);
-                drives.map(|drive| drive.demoted).sum::<u64>()
+                members.filter_map(|member| member.drive).collect::<Vec<_>>()
             });
+            told.into_iter().for_each(|drive| drives.add(drive));
         }
-        (demoted, self.world.trace_hash())
+        (drives, self.world.trace_hash())
     }
 }
