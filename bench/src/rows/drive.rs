@@ -37,6 +37,12 @@ const APPENDED: u64 = 3 << 10;
 /// What a run reads, all of which is there.
 const READ: u64 = 1 << 10;
 
+/// As many and as long as everything else here.
+pub(super) const SIXTEEN: Gets = Gets {
+    depth: AT_A_TIME,
+    bytes: RECORD_BYTES,
+};
+
 /// What is done again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
@@ -46,12 +52,21 @@ pub(super) enum Work {
     Read,
     /// A member's memory is full, and what leaves it is written.
     Demote,
-    /// What has left it is got by a client, so many objects at a time.
-    Cold(usize),
+    /// What has left it is got by a client.
+    Cold(Gets),
     /// A short object is got while what leaves memory is written, beside as many puts without a drive.
     GetBeside,
     /// A log of a GiB is opened by who has not written it.
     Recover(recovering::Fact),
+}
+
+/// Gets of what is on the drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Gets {
+    /// How many at a time.
+    pub(super) depth: usize,
+    /// Length of the objects: a multiple of that of others.
+    pub(super) bytes: usize,
 }
 
 /// Where both sides have their files; it goes with them.
@@ -98,8 +113,8 @@ impl Files {
         blank(&path)?;
         match work {
             Work::Demote => return tier::demoted(self.folder.clone(), CAPACITY_BYTES, plan),
-            Work::Cold(count) => {
-                return tier::cold((self.folder.clone(), CAPACITY_BYTES), count, plan);
+            Work::Cold(gets) => {
+                return tier::cold((self.folder.clone(), CAPACITY_BYTES), gets, plan);
             }
             Work::GetBeside => {
                 let drive = Some((self.folder.clone(), CAPACITY_BYTES));
@@ -128,13 +143,13 @@ impl Files {
             Work::Read | Work::Cold(_) => ("randread", "read", READ),
             Work::Recover(_) => ("read", "read", READ),
         };
-        let depth = if let Work::Cold(count) = work {
-            count
-        } else {
-            AT_A_TIME
+        let Gets { depth, bytes } = match work {
+            Work::Cold(gets) => gets,
+            _ => SIXTEEN,
         };
         let mut fio = Command::new("fio");
-        fio.args(["--name=row", "--ioengine=io_uring", "--direct=1", "--bs=1m"])
+        fio.args(["--name=row", "--ioengine=io_uring", "--direct=1"])
+            .arg(format!("--bs={bytes}"))
             .args(["--output-format=json", &format!("--rw={how}")])
             .arg(format!("--filename={}", self.rivals().display()))
             .arg(format!("--iodepth={depth}"))

@@ -219,7 +219,11 @@ const fn drive(name: &'static str, work: drive::Work) -> Row {
     }
 }
 
-const ROWS: [Row; 35] = [
+const fn cold(name: &'static str, depth: usize, bytes: usize) -> Row {
+    drive(name, drive::Work::Cold(drive::Gets { depth, bytes }))
+}
+
+const ROWS: [Row; 36] = [
     PING,
     Row {
         name: "tcp_pingpong_64b_paced",
@@ -334,8 +338,9 @@ const ROWS: [Row; 35] = [
     drive("drive_append_1m", drive::Work::Append),
     drive("drive_read_16x1m", drive::Work::Read),
     drive("tier_demote_16x1m", drive::Work::Demote),
-    drive("tier_get_1m", drive::Work::Cold(1)),
-    drive("tier_get_16x1m", drive::Work::Cold(drive::AT_A_TIME)),
+    cold("tier_get_1m", 1, drive::RECORD_BYTES),
+    cold("tier_get_8m", 1, 8 * drive::RECORD_BYTES),
+    drive("tier_get_16x1m", drive::Work::Cold(drive::SIXTEEN)),
     Row {
         unit: "us p99",
         rival_name: "as many puts without a drive",

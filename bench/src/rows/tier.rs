@@ -19,7 +19,7 @@ use lunette_runtime::{CoreOptions, Placement, Runtime, arena, block_on, spawn_lo
 use lunette_runtime_core::ids::NodeId;
 use lunette_transfer::Room;
 
-use super::drive::{AT_A_TIME, LATENCY_NS_MAX, RECORD_BYTES, at_a_time};
+use super::drive::{AT_A_TIME, Gets, LATENCY_NS_MAX, RECORD_BYTES, at_a_time};
 use super::inside::name;
 use crate::peer::idle;
 use crate::raw::SPIN;
@@ -33,6 +33,8 @@ const PUT: u64 = 3 << 10;
 /// Objects that are put before some are read, and those: the earliest, which are not in memory any more.
 const PUT_BEFORE: u64 = 1_536;
 const READ: u64 = 1 << 10;
+/// How much longer the pause is behind each that is long.
+const LONG_PAUSE: u32 = 40;
 const TRY_AGAIN: Duration = Duration::from_millis(1);
 /// The object that is got while others leave, and the pause before each get.
 const SHORT: &[u8] = b"short";
@@ -116,20 +118,31 @@ pub(super) fn demoted(
     })
 }
 
-/// How fast what has left comes back, so many objects at a time.
+/// How fast what has left comes back.
 pub(super) fn cold(
     (folder, capacity_bytes): (PathBuf, u64),
-    count: usize,
+    Gets { depth, bytes }: Gets,
     plan: &Plan,
 ) -> Result<Sample, Failure> {
+    let times = bytes / RECORD_BYTES;
+    // Of long ones fewer fit a segment than its length would have.
+    let count = |of: u64| {
+        if times > 1 {
+            of * 3 / 4 / times as u64
+        } else {
+            of
+        }
+    };
+    let (put_before, reads) = (count(PUT_BEFORE), count(READ));
+    let pause = TRY_AGAIN * if times > 1 { LONG_PAUSE } else { 1 };
     let tier = TierOptions::in_folders(vec![folder], capacity_bytes);
     let member = Member::start(Some(tier), plan)?;
     // Nothing is lost on the way if the drive is not hurried.
-    member.with_client(plan, |client| async move {
-        let value = value()?;
-        for number in 0..PUT_BEFORE {
+    member.with_client(plan, move |client| async move {
+        let value = value(bytes)?;
+        for number in 0..put_before {
             put(&client, number, &value).await?;
-            time::sleep(TRY_AGAIN).await;
+            time::sleep(pause).await;
         }
         Ok(Sample {
             value: 0.0,
@@ -138,14 +151,25 @@ pub(super) fn cold(
     })?;
     let before = member.drive()?;
     let sample = member.with_client(plan, move |client| async move {
-        at_a_time(count, READ, |number| get(Rc::clone(&client), number)).await
+        // An odd factor: each once.
+        let get = |nth: u64| {
+            get(
+                Rc::clone(&client),
+                nth.wrapping_mul(0x9e37_79b9) % reads,
+                bytes,
+            )
+        };
+        at_a_time(depth, reads, get).await
     })?;
     let read = member.drive()?.read - before.read;
     // The last of them may still have been in memory.
-    if read < READ * 9 / 10 {
-        return Err(format!("{read} of {READ} were read from the drive").into());
+    if read < reads * 9 / 10 {
+        return Err(format!("{read} of {reads} were read from the drive").into());
     }
-    Ok(sample)
+    Ok(Sample {
+        value: sample.value * times as f64,
+        ..sample
+    })
 }
 
 /// How long a short get takes, of a hundred the second longest, while objects are put into full memory: so fast as a drive
@@ -213,7 +237,7 @@ async fn put_paced(
 }
 
 async fn put_all(client: Rc<ClusterClient>, numbers: Range<u64>) -> Result<Sample, String> {
-    let value = value()?;
+    let value = value(RECORD_BYTES)?;
     let put_one = |nth| {
         let number = numbers.start + nth;
         let (client, value) = (Rc::clone(&client), value.clone());
@@ -222,8 +246,8 @@ async fn put_all(client: Rc<ClusterClient>, numbers: Range<u64>) -> Result<Sampl
     at_a_time(AT_A_TIME, numbers.end - numbers.start, put_one).await
 }
 
-fn value() -> Result<Region, String> {
-    let region = arena().alloc(RECORD_BYTES);
+fn value(bytes: usize) -> Result<Region, String> {
+    let region = arena().alloc(bytes);
     let mut region = region.map_err(|error| error.to_string())?;
     region.as_mut_slice().fill(0x5a);
     Ok(region.freeze())
@@ -252,10 +276,8 @@ async fn put_at(client: &ClusterClient, key: &[u8], value: &Region) -> Result<()
     }
 }
 
-async fn get(client: Rc<ClusterClient>, number: u64) -> Result<(), String> {
-    // An odd factor: each once.
-    let number = number.wrapping_mul(0x9e37_79b9) % READ;
-    let room = arena().alloc(RECORD_BYTES);
+async fn get(client: Rc<ClusterClient>, number: u64, bytes: usize) -> Result<(), String> {
+    let room = arena().alloc(bytes);
     let room = Room::whole(room.map_err(|error| error.to_string())?);
     match client.get(&key(number)?, room).await {
         Ok(Fetched::Hit { .. }) => Ok(()),

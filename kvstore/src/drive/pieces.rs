@@ -19,8 +19,10 @@ use super::driving::Shared;
 use super::ended::Ended;
 use super::reading::{BRISK, OnDrive, ReadError};
 
-/// What is read at a time: as much as a connection's other end takes in at a time.
-pub const PIECE_BYTES: usize = 256 << 10;
+/// What is read at a time. Objects of 8 MiB, got one at a time from a virtual disk over TCP, came at 2.03 GB/s when they were
+/// read whole before they were sent, in pieces of 256 KiB at 2.22, of 512 KiB at 2.29, of 1 MiB at 2.33; but those of 1 MiB
+/// at 1.98 whole, and at 1.76 in pieces, since the disk has all of them at about the same time.
+pub const PIECE_BYTES: usize = 1 << 20;
 /// Reads that are under way at a time.
 const AHEAD_MAX: usize = 4;
 

@@ -106,14 +106,16 @@ fn what_leaves_memory_comes_back_when_it_is_read() {
     });
 }
 
-/// Long enough to be sent while they are read; of as many bytes as in the tests of shorter ones. A segment has one.
-const LONG_LEN: usize = 700_000;
-const LONG_COUNT: usize = 35;
+/// Long enough to be sent while they are read; three times the memory.
+const LONG_LEN: usize = 2_300_000;
+const LONG_COUNT: usize = 11;
+/// A segment has one of them, or two of shorter ones.
+const LONG_DRIVE: u64 = 136 * MIB;
 
 /// One member, whose drive has room for all of them.
 async fn scene_of_long(folder: &Path) -> Scene {
     let mut scene = Scene::of(0, MEMORY).await;
-    let capacity_bytes = 60 * MIB;
+    let capacity_bytes = LONG_DRIVE;
     scene.set_tier(Some(TierOptions {
         capacity_bytes,
         ..tier(folder)
@@ -122,55 +124,78 @@ async fn scene_of_long(folder: &Path) -> Scene {
     scene
 }
 
+async fn long_objects_come_back(folder: &Path) {
+    let scene = scene_of_long(folder).await;
+    let client = scene.client().await;
+    let all = (LONG_COUNT, LONG_LEN);
+    let pause = Duration::from_millis(20);
+    fill_slowly(&client, all, PutOptions::default(), pause).await;
+    for n in 0..LONG_COUNT {
+        scene.expect(&client, n, LONG_LEN).await;
+    }
+    // Several at a time, by one connection.
+    for _ in 0..3 {
+        let wanted = (0..LONG_COUNT).map(|n| (key(n), room(LONG_LEN)));
+        let all = client.get_all(wanted).await.into_iter();
+        for (n, got) in all.enumerate() {
+            let Ok(Fetched::Hit { room, .. }) = got else {
+                panic!("{n}: {got:?}");
+            };
+            assert!(room.as_slice()[..LONG_LEN] == *pattern(n, LONG_LEN).as_slice());
+        }
+    }
+    let [drive] = drives(&scene).await[..] else {
+        panic!("one core has a drive");
+    };
+    assert!(drive.streamed > 20, "{drive:?}");
+    assert!(drive.streamed <= drive.read && drive.promoted > 0);
+    assert_eq!((drive.refused, drive.lost), (0, 0), "{drive:?}");
+}
+
 #[test]
 fn long_objects_are_sent_while_they_are_read() {
-    run(WORLDS, || async {
+    run(0, || async {
         let folder = tempfile::tempdir().expect("a folder");
-        let scene = scene_of_long(folder.path()).await;
-        let client = scene.client().await;
-        fill(&client, LONG_COUNT, LONG_LEN, PutOptions::default()).await;
-        for n in 0..LONG_COUNT {
-            scene.expect(&client, n, LONG_LEN).await;
-        }
-        // Several at a time, by one connection.
-        for first in (0..LONG_COUNT).step_by(5) {
-            let wanted = (first..first + 5).map(|n| (key(n), room(LONG_LEN)));
-            let all = client.get_all(wanted).await.into_iter();
-            for (n, got) in (first..).zip(all) {
-                let Ok(Fetched::Hit { room, .. }) = got else {
-                    panic!("{n}: {got:?}");
-                };
-                assert!(room.as_slice()[..LONG_LEN] == *pattern(n, LONG_LEN).as_slice());
-            }
-        }
-        let [drive] = drives(&scene).await[..] else {
-            panic!("one core has a drive");
-        };
-        assert!(drive.streamed > 20, "{drive:?}");
-        assert!(drive.streamed <= drive.read && drive.promoted > 0);
-        assert_eq!((drive.refused, drive.lost), (0, 0), "{drive:?}");
+        long_objects_come_back(folder.path()).await;
     });
+    for seed in 0..WORLDS {
+        let options = with_disk(DiskOptions::default());
+        in_a_world(seed, options, || {
+            long_objects_come_back(Path::new("/drives"))
+        });
+    }
+}
+
+/// A world in which nothing is lost, and whose disks have room for a long log.
+fn with_disk(disk: DiskOptions) -> WorldOptions {
+    let capacity_bytes = 256 << 20;
+    WorldOptions {
+        losses_per_mille: 0,
+        disk: DiskOptions {
+            capacity_bytes,
+            ..disk
+        },
+        ..WorldOptions::default()
+    }
 }
 
 /// Gets of what is on the drive of a node in a world with such a disk: how many were found, and what the drive says.
 fn long_gets_with(seed: u64, disk: DiskOptions) -> (usize, DriveReport) {
-    let options = WorldOptions {
-        losses_per_mille: 0,
-        disk,
-        ..WorldOptions::default()
-    };
     let told = Rc::new(Cell::new(None));
     let tell = Rc::clone(&told);
-    in_a_world(seed, options, move || {
+    in_a_world(seed, with_disk(disk), move || {
         let tell = Rc::clone(&tell);
         async move {
             let scene = scene_of_long(Path::new("/drives")).await;
             let client = scene.client().await;
             let all = (LONG_COUNT, LONG_LEN);
-            fill_slowly(&client, all, PutOptions::default(), 8 * disk.latency.1).await;
+            let pause = 8 * disk.latency.1.max(Duration::from_millis(5));
+            fill_slowly(&client, all, PutOptions::default(), pause).await;
             let mut found = 0;
-            for n in 0..LONG_COUNT {
-                found += usize::from(is_found(&client, n, LONG_LEN).await);
+            for _ in 0..ROUNDS {
+                for n in 0..LONG_COUNT {
+                    found += usize::from(is_found(&client, n, LONG_LEN).await);
+                }
             }
             let [drive] = drives(&scene).await[..] else {
                 panic!("one core has a drive");
@@ -180,6 +205,8 @@ fn long_gets_with(seed: u64, disk: DiskOptions) -> (usize, DriveReport) {
     });
     told.take().expect("it has ended")
 }
+
+const ROUNDS: usize = 3;
 
 #[test]
 fn a_slow_drive_holds_up_nobody_for_long_and_loses_nothing() {

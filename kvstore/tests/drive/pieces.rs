@@ -8,9 +8,9 @@ use lunette_kvstore_log::effect::LossCause;
 use lunette_runtime::arena::Region;
 use lunette_runtime::{arena, time};
 
-use super::{Owner, fingerprint, flip_in, key, object, options, reopen_with, run, write};
+use super::{MIB, Owner, fingerprint, flip_in, key, object, options, reopen_with, run, write};
 
-const LEN: usize = 1_500_000;
+const LEN: usize = 5_500_000;
 
 fn begin(drive: &Drive, number: u64) -> InPieces {
     let begun = drive.read_in_pieces(fingerprint(number), &key(number), &arena());
@@ -29,7 +29,8 @@ async fn all(pieces: &mut InPieces) -> Vec<Region> {
 fn run_long<F: Future<Output = ()> + 'static>(scenario: impl FnOnce(DriveOptions, Rc<Owner>) -> F) {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(&folder.path().join("drive"));
-    options.log.geometry.segment_bytes = 4 << 20;
+    options.log.geometry.capacity_bytes = 96 * MIB;
+    options.log.geometry.segment_bytes = 8 << 20;
     run(|| scenario(options, Rc::new(Owner::default())));
 }
 

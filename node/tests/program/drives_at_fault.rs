@@ -31,9 +31,10 @@ const FAMILIES: [(&str, &str); 12] = [
     ("refused_total", "puts when it has failed"),
     ("lost_total", "gets of what was written over"),
 ];
-/// Twice the memory, of objects that are sent while they are read.
-const LONG_OBJECTS: usize = 20;
-const LONG_LEN: usize = 800_000;
+/// Three times the memory, of objects that are sent while they are read, and a drive that takes so long ones.
+const LONG_OBJECTS: usize = 10;
+const LONG_LEN: usize = 2_300_000;
+const LONG_DRIVE: &str = "160MiB";
 const CONSTANT: &str = "nothing";
 /// The test of a namespace whose target is killed does.
 const OF_NAMESPACES: &str = "targets that cannot be reached";
@@ -158,7 +159,9 @@ fn has_moved(scrapes: &[Families], family: &str) -> bool {
 fn each_metric_of_a_drive_is_moved() {
     let town = Town::new();
     let folder = tempfile::tempdir().expect("a folder");
-    let node = Node::spawn(&mut refusable(&town.member(1, &drive(folder.path()))));
+    let mut more = drive(folder.path());
+    *more.last_mut().expect("its size") = LONG_DRIVE;
+    let node = Node::spawn(&mut refusable(&town.member(1, &more)));
     let mut scrapes = vec![scrape(&node)];
     await_members(&node, 1);
     let get_all = |node: &Node| {

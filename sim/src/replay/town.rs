@@ -203,7 +203,9 @@ impl Town {
             let told = self.run((process, index), async move || {
                 let reports = watch.report().await.expect("it runs");
                 let members = reports.iter().filter_map(|report| report.member);
-                members.filter_map(|member| member.drive).collect::<Vec<_>>()
+                members
+                    .filter_map(|member| member.drive)
+                    .collect::<Vec<_>>()
             });
             told.into_iter().for_each(|drive| drives.add(drive));
         }

@@ -15,7 +15,7 @@ use crate::counting::CopyCounts;
 use crate::drive::{InPieces, PIECE_BYTES};
 use crate::member::core::MemberCore;
 
-/// Of less there is little to be sent while the rest is read.
+/// What is shorter comes sooner whole ([`PIECE_BYTES`]).
 const STREAMED_BYTES_MIN: usize = 2 * PIECE_BYTES;
 /// Longest that the rest of a copy is waited for whose first bytes have been sent: what else goes to the same peer
 /// waits with it. The peer is then to ask again.
