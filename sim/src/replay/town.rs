@@ -29,18 +29,17 @@ const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Most simulated time of a request, and of a start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A core of a member, and the client on it.
-struct Core {
-    process: ProcessId,
-    index: usize,
-    client: Rc<RefCell<Option<Rc<ClusterClient>>>>,
-}
+/// The client on a core, when it is connected.
+type ClientPlace = Rc<RefCell<Option<Rc<ClusterClient>>>>;
+
+/// A core of a member: its process, and which of its cores it is.
+type CorePlace = (ProcessId, usize);
 
 /// See the [module](self).
 pub(super) struct Town {
     pub(super) world: World,
     plan: Plan,
-    cores: Vec<Core>,
+    cores: Vec<(CorePlace, ClientPlace)>,
     nodes: Vec<Rc<RefCell<Option<NodeWatch>>>>,
 }
 
@@ -109,17 +108,14 @@ impl Town {
             pending::<()>().await;
         });
         self.nodes.push(node);
-        self.cores.extend((0..cores).map(|index| Core {
-            process,
-            index,
-            client: Rc::default(),
-        }));
+        let cores = (0..cores).map(|index| ((process, index), ClientPlace::default()));
+        self.cores.extend(cores);
     }
 
     /// Runs something on a core to its end.
     fn run<T: 'static, F: Future<Output = T> + 'static>(
         &mut self,
-        (process, index): (ProcessId, usize),
+        (process, index): CorePlace,
         work: impl FnOnce() -> F + 'static,
     ) -> T {
         let done = self.world.spawn(process, index, work);
@@ -128,17 +124,17 @@ impl Town {
         done.take().expect("it ends in time")
     }
 
+    fn core(&self, at: usize) -> (CorePlace, ClientPlace) {
+        let (core, client) = &self.cores[at];
+        (*core, Rc::clone(client))
+    }
+
     /// A client on each core, when all members are of one map.
     fn connect(&mut self) {
         let nodes = usize::from(self.plan.nodes);
         for at in 0..self.cores.len() {
-            let Core {
-                process,
-                index,
-                ref client,
-            } = self.cores[at];
-            let place = Rc::clone(client);
-            self.run((process, index), move || async move {
+            let (core, place) = self.core(at);
+            self.run(core, move || async move {
                 let client = loop {
                     if let Some(core) = NodeCore::here().pop()
                         && let Ok(client) = core
@@ -161,13 +157,9 @@ impl Town {
         at: usize,
         work: impl FnOnce(Rc<ClusterClient>) -> F + 'static,
     ) -> T {
-        let Core {
-            process,
-            index,
-            ref client,
-        } = self.cores[at];
+        let (core, client) = self.core(at);
         let client = client.borrow().clone().expect("it is connected");
-        self.run((process, index), move || work(client))
+        self.run(core, move || work(client))
     }
 
     /// Serves a request: how many of its blocks were there.
@@ -187,20 +179,15 @@ impl Town {
     /// Ends the clients: what the drives say, and the hash of all that happened.
     pub(super) fn end(mut self) -> (Drives, u64) {
         for at in 0..self.cores.len() {
-            let Core {
-                process,
-                index,
-                ref client,
-            } = self.cores[at];
-            let client = Rc::clone(client);
-            self.run((process, index), async move || drop(client.take()));
+            let (core, client) = self.core(at);
+            self.run(core, async move || drop(client.take()));
         }
         let mut drives = Drives::default();
         for node in 0..self.nodes.len() {
-            let Core { process, index, .. } = self.cores[node * self.plan.cores];
+            let (core, _) = self.core(node * self.plan.cores);
             let watch = self.nodes[node].borrow().clone();
             let watch = watch.expect("it has started");
-            let told = self.run((process, index), async move || {
+            let told = self.run(core, async move || {
                 let reports = watch.report().await.expect("it runs");
                 let members = reports.iter().filter_map(|report| report.member);
                 members
