@@ -1,7 +1,7 @@
 //! `lunette-sim`: runs seeds, and says what came of them.
 #![forbid(unsafe_code)]
 
-mod replays;
+mod replay_command;
 
 use std::process::ExitCode;
 
@@ -51,7 +51,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Instead {
     /// Has members of a cluster serve a trace, and says how much of what was asked for was there.
-    Replay(replays::Arguments),
+    Replay(replay_command::Arguments),
 }
 
 fn scenario(name: &str) -> Result<Scenario, String> {
@@ -66,7 +66,7 @@ fn scenario(name: &str) -> Result<Scenario, String> {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if let Some(Instead::Replay(arguments)) = &arguments.instead {
-        return replays::run(arguments);
+        return replay_command::run(arguments);
     }
     #[cfg(feature = "mutants")]
     if let Some(name) = &arguments.mutant {

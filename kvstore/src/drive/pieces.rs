@@ -10,7 +10,6 @@ use lunette_kvstore_log::effect::{ReadOutcome, ReadPlan};
 use lunette_kvstore_log::format::BLOCK_BYTES;
 use lunette_kvstore_log::record::{Fingerprint, Record};
 use lunette_runtime::arena::{Arena, Region, RegionMut};
-use lunette_runtime::spawn_local;
 use lunette_runtime_core::checksum::Crc32c;
 
 use super::Drive;
@@ -96,10 +95,7 @@ impl Drive {
             pieces,
             ended: Rc::clone(&ended),
         };
-        if spawn_local(read(shared, plan, room, Box::from(key), teller)).is_finished() {
-            self.shared.end_read(&plan, ReadOutcome::Right);
-            return Err(ReadError::Busy);
-        }
+        self.begin(&plan, read(shared, plan, room, Box::from(key), teller))?;
         Ok(Some(InPieces {
             record: plan.record,
             pieces: told,

@@ -106,10 +106,7 @@ impl Drive {
         let room = self.room(&plan, plan.len_bytes, arena)?;
         let (shared, ended) = (Rc::clone(&self.shared), Ended::new());
         let reading = read(shared, plan, room, key.map(Box::from), Rc::clone(&ended));
-        if spawn_local(reading).is_finished() {
-            self.shared.end_read(&plan, ReadOutcome::Right);
-            return Err(ReadError::Busy);
-        }
+        self.begin(&plan, reading)?;
         ended.wait().await.map(Some)
     }
 
@@ -144,10 +141,7 @@ impl Drive {
             shared.end_read(&plan, outcome);
             told.end(key);
         };
-        if spawn_local(reading).is_finished() {
-            self.shared.end_read(&plan, ReadOutcome::Right);
-            return Err(ReadError::Busy);
-        }
+        self.begin(&plan, reading)?;
         ended.wait().await.map(Some)
     }
 
@@ -158,6 +152,19 @@ impl Drive {
             Err(PinRefused::NotHere) => Ok(None),
             Err(PinRefused::TooMany { .. }) => Err(ReadError::Busy),
         }
+    }
+
+    /// Begins the task of a read, which has ended if there is none for it.
+    pub(super) fn begin(
+        &self,
+        plan: &ReadPlan,
+        reading: impl Future<Output = ()> + 'static,
+    ) -> Result<(), ReadError> {
+        if spawn_local(reading).is_finished() {
+            self.shared.end_read(plan, ReadOutcome::Right);
+            return Err(ReadError::Busy);
+        }
+        Ok(())
     }
 
     /// Memory for a read, which has ended if there is none.

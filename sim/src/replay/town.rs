@@ -37,7 +37,7 @@ type CorePlace = (ProcessId, usize);
 
 /// See the [module](self).
 pub(super) struct Town {
-    pub(super) world: World,
+    world: World,
     plan: Plan,
     cores: Vec<(CorePlace, ClientPlace)>,
     nodes: Vec<Rc<RefCell<Option<NodeWatch>>>>,

@@ -222,7 +222,7 @@ impl Tier {
             demoted: self.counts.demoted.get(),
             promoted: self.counts.promoted.get(),
             read: self.counts.read.get(),
-            streamed: self.streamed(),
+            streamed: self.counts.streamed.get(),
             refused: self.counts.refused.get(),
             lost: self.keeping.lost_count(),
             has_failed: stats.has_failed,

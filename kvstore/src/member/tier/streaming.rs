@@ -8,7 +8,6 @@ use lunette_kvstore_proto::version::{CopyInfo, Form};
 use lunette_runtime::{can_spawn, spawn_local, time};
 use lunette_transfer::{Feed, Payload};
 
-use super::Tier;
 use super::fetching::Fetching;
 use super::notes::{fingerprint_of, is_of};
 use crate::counting::CopyCounts;
@@ -95,12 +94,5 @@ impl MemberCore {
             }
             Err(error) => tracing::debug!(?place, %error, "a copy was not read from the drive"),
         }
-    }
-}
-
-impl Tier {
-    /// Copies that have been sent while they were read.
-    pub(super) fn streamed(&self) -> u64 {
-        self.counts.streamed.get()
     }
 }
