@@ -220,7 +220,11 @@ pub(crate) fn to_home(source: &mut impl Source, known: Epoch) -> ToHome {
         },
         3 => {
             let CopyPlace { key, version } = place(source, known);
-            ToHome::Retract { key, version }
+            ToHome::Retract {
+                key,
+                version,
+                reuses: 0,
+            }
         }
         4 => {
             let CopyPlace { key, version } = place(source, known);
@@ -256,7 +260,7 @@ pub(crate) fn to_home(source: &mut impl Source, known: Epoch) -> ToHome {
 }
 
 pub(crate) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
-    let which = source.below(10);
+    let which = source.below(12);
     let (op, CopyPlace { key, version }) = (op(source), place(source, known));
     match which {
         0 => ToOwner::Granted {
@@ -294,7 +298,12 @@ pub(crate) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
             is_full: source.flag(),
             after: source.flag().then(|| place(source, known)),
         },
-        8 => ToOwner::Replicate {
+        8 => ToOwner::CameBack { key },
+        9 => ToOwner::WasUsed {
+            key,
+            reuses: source.u8(),
+        },
+        10 => ToOwner::Replicate {
             key,
             version,
             missing: source.u8(),

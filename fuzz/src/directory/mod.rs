@@ -218,6 +218,7 @@ impl Core {
             tombstones_max: 4,
             answered_max: 16,
             repairs_max: COPIES_MAX,
+            histories_max: 4,
             repair_after: Duration::from_millis(20),
             lease_ttl: LEASE_TTL,
         };
@@ -390,7 +391,7 @@ impl Core {
     fn evict(&mut self, which: u8) {
         let place = self.stored.iter().nth(which.into()).copied();
         if let Some(place) = place {
-            let evicted = self.at_owner(|owner, now, out| owner.evict(now, place, out));
+            let evicted = self.at_owner(|owner, now, out| owner.evict(now, place, 1, out));
             self.reached.evicting += u32::from(evicted.is_ok());
         }
     }
@@ -479,6 +480,10 @@ impl Core {
             OwnerAction::Free(place, _) => {
                 assert!(self.stored.remove(&place), "{place:?} is here");
                 self.reached.freed += 1;
+            }
+            OwnerAction::CameBack(_) => self.reached.told += 1,
+            OwnerAction::WasUsed(place, _) => {
+                assert!(self.stored.contains(&place), "{place:?} is here");
             }
             OwnerAction::Replicate { place, .. } => {
                 assert!(self.stored.contains(&place), "{place:?} is to be copied");

@@ -63,6 +63,11 @@ impl Class {
         Self((found * 2 + u8::from(used.is_last)) * (REUSES_MAX + 1) + reuses)
     }
 
+    pub(crate) fn with_reuses(self, reuses: u8) -> Self {
+        let reuses_max = REUSES_MAX + 1;
+        Self(self.0 / reuses_max * reuses_max + reuses.min(REUSES_MAX))
+    }
+
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }

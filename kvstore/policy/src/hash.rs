@@ -6,7 +6,7 @@ use lunette_runtime_core::random::mix;
 
 /// Mixes, since keys of traces may be small numbers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct MixHasher(u64);
+pub struct MixHasher(u64);
 
 impl Hasher for MixHasher {
     fn write(&mut self, bytes: &[u8]) {
@@ -24,4 +24,5 @@ impl Hasher for MixHasher {
     }
 }
 
-pub(crate) type MixBuild = BuildHasherDefault<MixHasher>;
+/// Makes one for each key.
+pub type MixBuild = BuildHasherDefault<MixHasher>;

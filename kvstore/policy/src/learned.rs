@@ -102,6 +102,49 @@ impl Learned {
         self.tracks.get(self.track_of(slot_index)).standing == Standing::Listed
     }
 
+    /// How often a block was used after the first time, as far as is known: one that is here, or that left and is
+    /// remembered.
+    #[must_use]
+    pub fn reuses(&self, slot_index: Option<u32>, key: u64) -> u8 {
+        let id = match slot_index {
+            Some(slot_index) => Some(self.track_of(slot_index)),
+            None => self.ghosts_by_key.get(&key).copied(),
+        };
+        id.map_or(0, |id| self.tracks.get(id).reuses)
+    }
+
+    /// The block in a slot had left another cache before it was inserted here, after so many uses behind the first one:
+    /// its insertion was one more. No use is counted here, since [`came_back`](Self::came_back) counts it there.
+    ///
+    /// # Panics
+    /// If the slot holds no block.
+    pub fn was_used(&mut self, slot_index: u32, reuses_elsewhere: u8) {
+        let id = self.track_of(slot_index);
+        let track = self.tracks.get(id);
+        let reuses = reuses_elsewhere.saturating_add(1).min(REUSES_MAX);
+        if reuses <= track.reuses {
+            return;
+        }
+        let was_listed = track.standing == Standing::Listed;
+        self.unlist(id);
+        let track = self.tracks.get_mut(id);
+        track.reuses = reuses;
+        track.class = track.class.with_reuses(reuses);
+        if was_listed {
+            self.list(id);
+        }
+    }
+
+    /// A block that left was used now, by another cache, which has it from now on: that counts as a use, and it is not
+    /// remembered here any more. Of others nothing is known.
+    pub fn came_back(&mut self, key: u64) {
+        if let Some(&id) = self.ghosts_by_key.get(&key) {
+            self.forget_ghost(id);
+            self.tracks.renew(id, self.now, &mut self.hazard);
+            self.tracks.drop(id);
+        }
+    }
+
     fn track_of(&self, slot_index: u32) -> u32 {
         let id = self.by_slot.get(slot_index as usize).copied();
         let id = id.filter(|&id| id != NIL);
@@ -253,6 +296,68 @@ mod tests {
 
     /// Uses until no fewer blocks are counted any more.
     const COUNTED_LEAST_USES: u64 = COUNT_ALL_USES * COUNT_ONE_OF_MAX as u64;
+
+    #[test]
+    fn what_comes_from_another_cache_stays_longer_than_what_is_new() {
+        let mut policy = policy_of_reused_blocks();
+        policy.insert(0, 1_000_000, Use::default());
+        policy.insert(1, 1_000_001, Use::default());
+        assert_eq!(policy.reuses(Some(0), 1_000_000), 0);
+        policy.was_used(0, 2);
+        assert_eq!(policy.reuses(Some(0), 1_000_000), 3);
+        assert!(policy.chance(0) > policy.chance(1));
+        assert_eq!(policy.victim(), Some(1), "though it came later");
+        // What is known here already is not less than what is known elsewhere.
+        policy.was_used(0, 0);
+        assert_eq!(policy.reuses(Some(0), 1_000_000), 3);
+        policy.was_used(0, u8::MAX);
+        assert_eq!(policy.reuses(Some(0), 1_000_000), REUSES_MAX);
+        // What is withheld stays so.
+        policy.withhold(1);
+        policy.was_used(1, 4);
+        assert!(!policy.is_offered(1));
+        policy.evict(1);
+        assert_eq!(policy.reuses(None, 1_000_001), 5, "also when it has left");
+    }
+
+    /// A cache that has seen that what was used again is used again, and what is new is not.
+    fn policy_of_reused_blocks() -> Learned {
+        let mut policy = Learned::new(64);
+        for slot_index in 2..34 {
+            policy.insert(slot_index, slot_index.into(), Use::default());
+        }
+        for round in 0..2_000_u64 {
+            for slot_index in 2..34 {
+                policy.touch(slot_index, Use::default());
+            }
+            policy.insert(40, 10_000 + round, Use::default());
+            policy.evict(40);
+        }
+        policy
+    }
+
+    #[test]
+    fn what_came_back_elsewhere_counts_as_used_here_and_is_forgotten() {
+        // One of two caches is told that all that leaves it is used soon after, elsewhere.
+        let [not_told, told] = [false, true].map(|is_told| {
+            let mut policy = Learned::new(64);
+            for key in 0..20_000_u64 {
+                let slot_index = u32::try_from(key % 16).expect("few");
+                if key >= 16 {
+                    policy.evict(slot_index);
+                }
+                policy.insert(slot_index, key, Use::default());
+                if is_told && key >= 32 {
+                    policy.came_back(key - 32);
+                    assert!(!policy.remembers(key - 32));
+                    // Nobody remembers it: nothing happens.
+                    policy.came_back(key - 32);
+                }
+            }
+            policy.chance(0)
+        });
+        assert!(told > 10.0 * not_told, "{told} and {not_told}");
+    }
 
     #[test]
     fn the_blocks_that_are_counted_stand_for_the_others() {

@@ -34,6 +34,7 @@ pub mod replay;
 pub mod tiers;
 mod tracks;
 
+pub use hash::MixBuild;
 pub use learned::{GHOST_BYTES, GHOSTS_MIN, GHOSTS_PER_SLOT, Learned};
 pub use policy::Policy;
 pub use tracks::TRACK_BYTES;

@@ -39,9 +39,11 @@
 //! | `judging` | which copies of a key live |
 //! | `rebuild` | the barrier |
 //! | `repairs` | copies that are missing, and made again |
+//! | `histories` | how often a key was used where it left, for who has it next |
 //! | `table`, `tombstones`, `waiting`, `limits` | what is kept, and how much of it |
 
 mod direct;
+mod histories;
 mod judging;
 mod limits;
 mod lookups;
@@ -69,6 +71,7 @@ use crate::placement::{Seat, has_seat, home_of};
 use crate::version::{CopyInfo, Generation, Version};
 
 pub use direct::{NotRecorded, RecordedHere};
+use histories::Histories;
 pub use limits::{
     ANSWERED_KEEP, COPIES_PER_KEY_MAX, HomeLimits, KEYS_PER_TICK_MAX, REBUILD_WAIT_MAX,
     RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX, REPORTS_UNDER_WAY_MAX,
@@ -160,6 +163,7 @@ pub struct Home {
     /// After which key records are to be looked at, for those that moved away.
     sweep: Option<Option<Fingerprint>>,
     answered: Answered<Answer>,
+    histories: Histories,
     stats: HomeStats,
 }
 
@@ -193,6 +197,7 @@ impl Home {
             quiet_until: Time::ZERO,
             sweep: None,
             answered: Answered::new(ANSWERED_KEEP),
+            histories: Histories::default(),
             stats: HomeStats::default(),
         }
     }
@@ -220,7 +225,7 @@ impl Home {
     pub fn is_idle(&self) -> bool {
         let is_judged = self.unjudged.is_empty() && self.sweep.is_none();
         let is_quiet = self.claims.is_empty() && self.changes.is_empty() && self.waiting.len() == 0;
-        let is_told = !self.table.watched.is_listing();
+        let is_told = !self.table.watched.is_listing() && self.histories.has_told();
         is_judged && is_quiet && is_told && !self.table.is_telling_any()
     }
 
@@ -304,6 +309,7 @@ impl Home {
             self.end_changes(now, out);
         }
         self.list_some();
+        self.tell_histories(out);
         self.interrupt_late(now, out);
         if now >= self.quiet_until {
             self.recent.clear();
@@ -347,7 +353,11 @@ impl Home {
                 };
                 self.dispatch(now, Self::request(now, key, waiter, u32::MAX), out);
             }
-            ToHome::Retract { key, version } => self.retract(now, from, key, version, out),
+            ToHome::Retract {
+                key,
+                version,
+                reuses,
+            } => self.retract(now, from, key, (version, reuses), out),
             ToHome::Dropped {
                 key,
                 version,

@@ -9,7 +9,11 @@ pub(crate) const REMEMBERED_MIN: u64 = 16_384;
 
 /// The policy for at most `entries_max` copies, in memory of that size.
 pub(crate) fn policy_for(entries_max: usize, memory_bytes: u64) -> Learned {
-    let remembered_max = memory_bytes / REMEMBERING_SHARE / GHOST_BYTES as u64;
-    let remembered_max = usize::try_from(remembered_max.max(REMEMBERED_MIN));
-    Learned::with_ghosts(entries_max, remembered_max.unwrap_or(usize::MAX))
+    Learned::with_ghosts(entries_max, remembered_max(memory_bytes, 1))
+}
+
+/// How many copies that left are remembered by memory of that size, or a part of them.
+pub(crate) fn remembered_max(memory_bytes: u64, one_of: u64) -> usize {
+    let remembered_max = memory_bytes / REMEMBERING_SHARE / GHOST_BYTES as u64 / one_of;
+    usize::try_from(remembered_max.max(REMEMBERED_MIN)).unwrap_or(usize::MAX)
 }

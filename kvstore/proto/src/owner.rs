@@ -126,6 +126,10 @@ pub enum OwnerAction {
         /// The nodes that have one already.
         holders: Vec<NodeId>,
     },
+    /// A key that this owner let go of was used elsewhere: whoever remembers it is to know.
+    CameBack(Fingerprint),
+    /// The key of this copy was used so often after the first time, before it came.
+    WasUsed(CopyPlace, u8),
     /// Tell a writer how its write ended.
     Written(AskerId, RequestId, WriteAnswer),
     /// Tell an asker what its lookup found.
@@ -360,6 +364,12 @@ impl Owner {
                 missing,
                 holders,
             } => self.replicate(CopyPlace { key, version }, missing, holders, out),
+            ToOwner::CameBack { key } => out.push(OwnerAction::CameBack(key)),
+            ToOwner::WasUsed { key, reuses } => {
+                if let Some(version) = self.copies.latest(key) {
+                    out.push(OwnerAction::WasUsed(CopyPlace { key, version }, reuses));
+                }
+            }
         }
     }
 

@@ -395,6 +395,35 @@ impl Residence {
         }
     }
 
+    /// How often a copy was used after the first time, as far as is known: also one that left and is remembered.
+    #[must_use]
+    pub fn reuses(&self, place: CopyPlace) -> u8 {
+        let key = place.key.low();
+        match self.by_place.get(place) {
+            Some(slot_index) => {
+                let share = self.slots[slot_index as usize].share;
+                self.shares.order_of(share).reuses(Some(slot_index), key)
+            }
+            None => {
+                let known = self.shares.orders().map(|order| order.reuses(None, key));
+                known.max().unwrap_or(0)
+            }
+        }
+    }
+
+    /// This copy's key had left another memory before it came here, and had been used there so often after the first time.
+    pub fn was_used(&mut self, place: CopyPlace, reuses: u8) {
+        if let Some(slot_index) = self.by_place.get(place) {
+            let share = self.slots[slot_index as usize].share;
+            self.shares.order(share).was_used(slot_index, reuses);
+        }
+    }
+
+    /// A key that left this memory was written to another one.
+    pub fn came_back(&mut self, key: Fingerprint) {
+        self.shares.came_back(key.low());
+    }
+
     /// A copy of this key is about to be looked for, or to be kept: see [`Sorted::touch`].
     pub fn touch(&self, key: Fingerprint) {
         self.by_place.touch(CopyPlace::least(key.head()));

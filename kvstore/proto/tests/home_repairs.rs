@@ -153,7 +153,14 @@ impl Bench {
     /// A node gives its copy up.
     fn leave(&mut self, key: Fingerprint, node: u64) {
         let version = info(1).version;
-        self.say(node, ToHome::Retract { key, version });
+        self.say(
+            node,
+            ToHome::Retract {
+                key,
+                version,
+                reuses: 0,
+            },
+        );
         let order = self.dropped().expect("it is ordered to");
         self.say(
             node,

@@ -282,6 +282,7 @@ impl Bench {
                 ToHome::Retract {
                     key: KEY,
                     version: version(1),
+                    reuses: 0,
                 },
             ),
             Removing => self.remove(9, KEY),
@@ -299,7 +300,14 @@ impl Bench {
         self.publish_wanted(2, THEIRS, KEY, info);
         self.publish_wanted(3, THEIRS, KEY, info);
         let (key, version) = (KEY, info.version);
-        self.tell(2, ToHome::Retract { key, version });
+        self.tell(
+            2,
+            ToHome::Retract {
+                key,
+                version,
+                reuses: 0,
+            },
+        );
         self.out.clear();
     }
 
@@ -317,6 +325,7 @@ impl Bench {
                     ToHome::Retract {
                         key: KEY,
                         version: version(1),
+                        reuses: 0,
                     },
                 );
             }

@@ -311,7 +311,7 @@ impl Bench {
             self.recorded();
         }
         if state == Retracting {
-            assert_eq!(self.owner.evict(at(0), PLACE, &mut self.out), Ok(()));
+            assert_eq!(self.owner.evict(at(0), PLACE, 3, &mut self.out), Ok(()));
         }
         self.out.clear();
     }
@@ -345,7 +345,7 @@ impl Bench {
                 };
             }
             Evict => {
-                let evicted = self.owner.evict(at(0), PLACE, &mut self.out);
+                let evicted = self.owner.evict(at(0), PLACE, 3, &mut self.out);
                 let expected = if state == Published {
                     Ok(())
                 } else {

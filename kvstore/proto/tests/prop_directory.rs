@@ -115,7 +115,11 @@ fn to_home() -> impl Strategy<Value = ToHome> {
                     info,
                     namespace,
                 },
-                3 => ToHome::Retract { key, version },
+                3 => ToHome::Retract {
+                    key,
+                    version,
+                    reuses: u8::try_from(wait_ms % 256).expect("a byte"),
+                },
                 4 => ToHome::Dropped {
                     key,
                     version,
@@ -138,7 +142,7 @@ fn to_home() -> impl Strategy<Value = ToHome> {
 
 fn to_owner() -> impl Strategy<Value = ToOwner> {
     let parts = (
-        0..10_u8,
+        0..12_u8,
         (any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>()),
         (key(), version(), namespace(), hold(), option::of(place())),
         vec(any::<u64>(), 0..=HOLDERS_MAX),
@@ -176,7 +180,12 @@ fn to_owner() -> impl Strategy<Value = ToOwner> {
                     is_full: flag,
                     after,
                 },
-                8 => ToOwner::Replicate {
+                8 => ToOwner::CameBack { key },
+                9 => ToOwner::WasUsed {
+                    key,
+                    reuses: u8::try_from(order % 256).expect("a byte"),
+                },
+                10 => ToOwner::Replicate {
                     key,
                     version,
                     missing: u8::try_from(order % 256).expect("a byte"),

@@ -120,6 +120,7 @@ impl MemberCore {
         let home_limits = HomeLimits {
             lease_ttl,
             copies_max: copies_max.max(HomeLimits::default().copies_max),
+            histories_max: HomeLimits::histories_max(limits.high_watermark_bytes()),
             ..HomeLimits::default()
         };
         let owner_limits = OwnerLimits {
@@ -401,7 +402,10 @@ impl MemberCore {
 
     /// Asks the home to let go of a copy.
     pub(super) fn evict(&self, place: CopyPlace) -> Result<(), EvictRefusal> {
-        self.at_owner(self.seat, |owner, now, out| owner.evict(now, place, out))
+        let reuses = self.bytes.borrow().reuses(place);
+        self.at_owner(self.seat, |owner, now, out| {
+            owner.evict(now, place, reuses, out)
+        })
     }
 
     /// An asker asks. The answer, now or later.

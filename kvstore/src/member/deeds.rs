@@ -135,6 +135,10 @@ impl MemberCore {
                 }
                 self.tell_copy(place, cause.name());
             }
+            OwnerAction::CameBack(key) => self.bytes().borrow_mut().came_back(key),
+            OwnerAction::WasUsed(place, reuses) => {
+                self.bytes().borrow_mut().was_used(place, reuses);
+            }
             OwnerAction::Replicate {
                 place,
                 info,

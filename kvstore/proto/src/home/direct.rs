@@ -80,6 +80,7 @@ impl Home {
         };
         let inserted = self.table.insert(key, copy, self.limits.copies_max);
         inserted.map_err(|_full| NotRecorded::Unsure)?;
+        self.pass_history(self.seat, key);
         Ok(RecordedHere {
             info,
             is_cut_off: lease == Lease::CutOff,

@@ -4,6 +4,8 @@ use core::time::Duration;
 
 use lunette_cluster_proto::fence::CLOCK_DRIFT_MAX;
 
+use crate::leaving::remembered_max;
+
 /// How long a lookup waits for a home that is being rebuilt: `rebuild_wait_ms_max`.
 pub const REBUILD_WAIT_MAX: Duration = Duration::from_millis(50);
 /// Most reports that a home asks for at once while it is being rebuilt.
@@ -48,6 +50,8 @@ pub struct HomeLimits {
     /// Keys with copies too few that are remembered. Beyond, they are looked for in the table when there
     /// is room.
     pub repairs_max: usize,
+    /// Keys that left, of which it is remembered how often they were used. Beyond, the older half is forgotten.
+    pub histories_max: usize,
     /// How long a key that has lost copies waits before an owner is told.
     pub repair_after: Duration,
     /// How long members' leases are.
@@ -65,13 +69,23 @@ impl Default for HomeLimits {
             tombstones_max: 256 << 10,
             answered_max: 256 << 10,
             repairs_max: 64 << 10,
+            histories_max: 16 << 10,
             repair_after: Duration::from_secs(1),
             lease_ttl: Duration::from_secs(5),
         }
     }
 }
 
+/// Of so many copies that a memory remembers, the home on its core remembers where one left.
+const HISTORIES_SHARE: u64 = 2;
+
 impl HomeLimits {
+    /// The histories for a home beside memory of that size.
+    #[must_use]
+    pub fn histories_max(memory_bytes: u64) -> usize {
+        remembered_max(memory_bytes, HISTORIES_SHARE)
+    }
+
     /// How long after a member has left the map it may still be serving, by its own clock.
     #[must_use]
     pub fn quiet(&self) -> Duration {

@@ -89,6 +89,7 @@ impl Home {
         }
         // What is being written has an earlier version and would be dead; its owner claims again.
         self.claims.remove(&key);
+        self.forget_history(key);
         let found = winner.is_some();
         let version = self.next_version();
         let author = Author::Remover {

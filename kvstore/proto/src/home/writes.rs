@@ -164,6 +164,9 @@ impl Home {
         if is_claimed {
             self.claims.remove(&key);
         }
+        if is_claimed && is_recorded {
+            self.pass_history(seat, key);
+        }
         if !is_recorded {
             self.stats.full += 1;
             out.push(HomeAction::ToOwner(
@@ -305,7 +308,7 @@ impl Home {
         now: Time,
         seat: Seat,
         key: Fingerprint,
-        version: Version,
+        (version, reuses): (Version, u8),
         out: Out<'_>,
     ) {
         if matches!(&self.phase, Phase::Rebuilding(rebuild) if !rebuild.knows(seat)) {
@@ -316,6 +319,9 @@ impl Home {
             self.claims.remove(&key);
         }
         let is_known = self.table.copy(key, seat, version).is_some();
+        if is_known {
+            self.note_history(seat, key, reuses);
+        }
         if is_known && !mutant::is_on(Mutant::RetractUnrecorded) {
             self.expel(now, key, seat, version, out);
         } else {

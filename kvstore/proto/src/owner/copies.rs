@@ -29,6 +29,8 @@ pub(super) enum State {
     Retracting {
         asked: Time,
         is_freed: bool,
+        /// How often it was used after the first time.
+        reuses: u8,
     },
 }
 
@@ -222,11 +224,18 @@ impl Owner {
         is_joining || self.publishing(place).is_some()
     }
 
-    /// Memory is wanted: the copy is to leave. It stays until the home has recorded that.
+    /// Memory is wanted: the copy is to leave. It stays until the home has recorded that. `reuses`: how often it was used
+    /// after the first time, for who has the key next.
     ///
     /// # Errors
     /// [`EvictRefusal`]: choose another.
-    pub fn evict(&mut self, now: Time, place: CopyPlace, out: Out<'_>) -> Result<(), EvictRefusal> {
+    pub fn evict(
+        &mut self,
+        now: Time,
+        place: CopyPlace,
+        reuses: u8,
+        out: Out<'_>,
+    ) -> Result<(), EvictRefusal> {
         let held = self.copies.get(place).filter(|held| held.is_published());
         if held.is_none() {
             return Err(EvictRefusal::NotPublished);
@@ -237,16 +246,17 @@ impl Owner {
         {
             return Err(EvictRefusal::Held { until });
         }
-        self.retract(now, place, out);
+        self.retract(now, place, reuses, out);
         Ok(())
     }
 
-    pub(super) fn retract(&mut self, now: Time, place: CopyPlace, out: Out<'_>) {
+    pub(super) fn retract(&mut self, now: Time, place: CopyPlace, reuses: u8, out: Out<'_>) {
         let held = self.copies.get_mut(place).expect("a copy that is here");
         let is_freed = false;
         held.state = State::Retracting {
             asked: now,
             is_freed,
+            reuses,
         };
         self.asking.insert(place);
         self.ask_about(now, place, out);
@@ -324,9 +334,14 @@ impl Owner {
                     namespace,
                 }
             }
-            State::Retracting { asked, .. } => {
+            State::Retracting { asked, reuses, .. } => {
                 *asked = now;
-                ToHome::Retract { key, version }
+                let reuses = *reuses;
+                ToHome::Retract {
+                    key,
+                    version,
+                    reuses,
+                }
             }
             State::Published => unreachable!("nothing is asked about a published copy"),
         };
@@ -359,7 +374,11 @@ impl Owner {
         let CopyPlace { key, version } = place;
         let epoch = self.map.epoch();
         let item = match self.copies.get_mut(place) {
-            None => ToHome::Retract { key, version },
+            None => ToHome::Retract {
+                key,
+                version,
+                reuses: 0,
+            },
             // Said of one that was here before.
             Some(held) if held.op != op => return,
             Some(held) => {

@@ -411,7 +411,7 @@ impl Owner {
         self.copies.insert(place.key, held);
         out.push(OwnerAction::Name(write.op, place));
         self.conclude(now, key, WriteAnswer::Interrupted, out);
-        self.retract(now, place, out);
+        self.retract(now, place, 0, out);
     }
 
     pub(super) fn end_writes(&mut self, now: Time, out: Out<'_>) {

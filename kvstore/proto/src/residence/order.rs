@@ -140,6 +140,21 @@ impl Order {
         self.abandoned.remove(slot_index);
     }
 
+    /// How often a copy was used after the first time: one in this slot, or one that left and is remembered.
+    pub(super) fn reuses(&self, slot_index: Option<u32>, key: u64) -> u8 {
+        self.policy.reuses(slot_index, key)
+    }
+
+    /// What is in this slot had been used elsewhere, so often after the first time.
+    pub(super) fn was_used(&mut self, slot_index: u32, reuses: u8) {
+        self.policy.was_used(slot_index, reuses);
+    }
+
+    /// What left came back elsewhere.
+    pub(super) fn came_back(&mut self, key: u64) {
+        self.policy.came_back(key);
+    }
+
     /// A copy that was told cannot leave.
     pub(super) fn spare(&mut self, id: EntryId) {
         self.withhold(id.slot_index);

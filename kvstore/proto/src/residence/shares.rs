@@ -356,6 +356,18 @@ impl Shares {
         &self.all[usize::from(id.0)].order
     }
 
+    /// All orders, to look at.
+    pub(super) fn orders(&self) -> impl Iterator<Item = &Order> {
+        self.all.iter().map(|share| &share.order)
+    }
+
+    /// A key that left came back elsewhere.
+    pub(super) fn came_back(&mut self, key: u64) {
+        for share in &mut self.all {
+            share.order.came_back(key);
+        }
+    }
+
     /// Room is to be made: say so before [`next`](Self::next).
     pub(super) fn begin(&mut self, now: Time, is_resident: impl Fn(EntryId) -> bool + Copy) {
         for share in &mut self.all {

@@ -459,3 +459,41 @@ fn a_write_that_is_given_up_leaves_nothing() {
         .expect("room");
     assert_ne!(id, other, "an id goes stale");
 }
+
+#[test]
+fn how_often_a_copy_was_used_is_known_here_and_told_from_elsewhere() {
+    let mut memory = memory(100);
+    keep(&mut memory, 0, 100);
+    for _ in 0..2 {
+        let read = memory.pin(place(0)).expect("here");
+        memory.unpin(read);
+    }
+    assert_eq!(memory.reuses(place(0)), 2);
+    memory.leave(place(0));
+    assert!(memory.free(place(0)).is_some());
+    assert_eq!(memory.reuses(place(0)), 2, "it is remembered");
+    // It is written elsewhere.
+    memory.came_back(place(0).key);
+    assert_eq!(memory.reuses(place(0)), 0);
+    assert!(!memory.shares.first().remembers(place(0).key.low()));
+    // Another one comes from there.
+    keep(&mut memory, 1, 100);
+    memory.was_used(place(1), 4);
+    assert_eq!(memory.reuses(place(1)), 5);
+    memory.was_used(place(2), 4);
+    assert_eq!(memory.reuses(place(2)), 0, "it is not here");
+}
+
+#[test]
+fn what_a_tenant_had_is_known_as_well() {
+    let mut memory = memory(100);
+    let tenant = TenantTag(7);
+    let id = memory.admit(100, Pin::None, tenant).expect("room");
+    memory.reside(Time::ZERO, id, place(0), Arrival::default());
+    memory.was_used(place(0), 1);
+    memory.leave(place(0));
+    assert!(memory.free(place(0)).is_some());
+    assert_eq!(memory.reuses(place(0)), 2);
+    memory.came_back(place(0).key);
+    assert_eq!(memory.reuses(place(0)), 0);
+}

@@ -263,6 +263,13 @@ impl World {
                     let local = self.nodes[node].local(self.now);
                     self.oracle.on_free(self.now, local, seat, place, cause);
                 }
+                // Advice for eviction: there is none here that heeds it.
+                OwnerAction::CameBack(_) => self.oracle.add("came back", 1),
+                OwnerAction::WasUsed(place, _) => {
+                    let stored = &self.nodes[node].cores[core].stored;
+                    assert!(stored.contains_key(&place), "it is here");
+                    self.oracle.add("was used", 1);
+                }
                 OwnerAction::Replicate {
                     place,
                     info,

@@ -165,10 +165,12 @@ impl World {
     fn evict(&mut self) {
         if let Some((seat, place, _)) = self.some_copy() {
             let mut is_leaving = false;
-            self.at_owner(seat, |owner, now, out| match owner.evict(now, place, out) {
-                Ok(()) => is_leaving = true,
-                Err(EvictRefusal::Held { .. }) => {}
-                Err(EvictRefusal::NotPublished) => unreachable!("it is served"),
+            self.at_owner(seat, |owner, now, out| {
+                match owner.evict(now, place, 1, out) {
+                    Ok(()) => is_leaving = true,
+                    Err(EvictRefusal::Held { .. }) => {}
+                    Err(EvictRefusal::NotPublished) => unreachable!("it is served"),
+                }
             });
             if is_leaving {
                 self.oracle.on_evict(self.now, seat, place);

@@ -561,6 +561,21 @@ impl Bytes {
         self.residence.leave(place);
     }
 
+    /// How often a copy was used after the first time, as far as is known.
+    pub(crate) fn reuses(&self, place: CopyPlace) -> u8 {
+        self.residence.reuses(place)
+    }
+
+    /// The key of a copy had been used elsewhere, so often after the first time.
+    pub(crate) fn was_used(&mut self, place: CopyPlace, reuses: u8) {
+        self.residence.was_used(place, reuses);
+    }
+
+    /// A key that left was written elsewhere.
+    pub(crate) fn came_back(&mut self, key: Fingerprint) {
+        self.residence.came_back(key);
+    }
+
     pub(crate) fn stay(&mut self, place: CopyPlace) {
         self.residence.stay(place);
     }

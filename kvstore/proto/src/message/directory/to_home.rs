@@ -52,6 +52,8 @@ pub enum ToHome {
         key: Fingerprint,
         /// The version.
         version: Version,
+        /// How often it was used after the first time, as far as is known: for who has the key next.
+        reuses: u8,
     },
     /// What was ordered is done: there is no such copy any more.
     Dropped {
@@ -95,7 +97,7 @@ variants!(ToHome {
     0 => Claim { op, key, kind, namespace, wait_ms },
     1 => Abandon { op, key },
     2 => Publish { op, key, info, namespace },
-    3 => Retract { key, version },
+    3 => Retract { key, version, reuses },
     4 => Dropped { key, version, order },
     5 => Gone { asker, request, key, version, namespace, hold },
     6 => Settle {},

@@ -127,6 +127,18 @@ pub enum ToOwner {
         /// The nodes that have one: at most [`HOLDERS_MAX`].
         holders: Vec<NodeId>,
     },
+    /// A key that this owner let go of has been written at another one, and so was used.
+    CameBack {
+        /// The key.
+        key: Fingerprint,
+    },
+    /// A key that was recorded for this owner had left another one.
+    WasUsed {
+        /// The key.
+        key: Fingerprint,
+        /// How often it was used there after the first time.
+        reuses: u8,
+    },
 }
 
 impl ToOwner {
@@ -141,7 +153,9 @@ impl ToOwner {
             | Self::Lost { key, .. }
             | Self::Drop { key, .. }
             | Self::Serve { key, .. }
-            | Self::Replicate { key, .. } => Some(*key),
+            | Self::Replicate { key, .. }
+            | Self::CameBack { key }
+            | Self::WasUsed { key, .. } => Some(*key),
             Self::Settled | Self::CopiesWanted { .. } => None,
         }
     }
@@ -169,4 +183,6 @@ variants!(ToOwner {
     7 => CopiesWanted { is_full, after },
     8 => Serve { asker, request, key, version, namespace, hold },
     9 => Replicate { key, version, missing, holders },
+    10 => CameBack { key },
+    11 => WasUsed { key, reuses },
 });
