@@ -77,6 +77,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
             "lacking_the_one_before": served.lacking_ratio(),
             "written_per_miss": served.written_per_miss(arguments.block_bytes),
             "drive_records": served.drives.records,
+            "drive_records_max": served.drive_records_max,
             "drive_refused": served.drives.refused,
             "drive_lost": served.drives.lost,
             "drive_read": served.drives.read,

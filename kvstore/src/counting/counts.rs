@@ -235,6 +235,8 @@ pub(crate) struct CopyCounts {
     pub(crate) replicas_made: Cell<u64>,
     pub(crate) replicas_failed: Cell<u64>,
     pub(crate) abandoned: Cell<u64>,
+    /// Copies of keys that had left another core.
+    pub(crate) came_back: Cell<u64>,
     pub(crate) messages_received: Cell<u64>,
     pub(crate) one_sided_reads: Cell<u64>,
     pub(crate) one_sided_fallbacks: Cell<u64>,

@@ -82,6 +82,8 @@ pub struct MemberReport {
     pub replicas_failed: u64,
     /// Copies that were to leave before others, since another of their group had left.
     pub copies_abandoned: u64,
+    /// Copies that were written here whose keys had left the memory of another core, as their homes remembered.
+    pub copies_back: u64,
     /// Messages that other seats have acknowledged, or that other cores of this node were handed.
     pub messages_sent: u64,
     /// Messages of other seats.

@@ -259,6 +259,7 @@ impl MemberCore {
             replicas_made: copies.replicas_made.get(),
             replicas_failed: copies.replicas_failed.get(),
             copies_abandoned: copies.abandoned.get(),
+            copies_back: copies.came_back.get(),
             messages_sent: sent,
             messages_received: copies.messages_received.get(),
             messages_dropped: dropped,

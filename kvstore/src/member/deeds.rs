@@ -137,6 +137,7 @@ impl MemberCore {
             }
             OwnerAction::CameBack(key) => self.bytes().borrow_mut().came_back(key),
             OwnerAction::WasUsed(place, reuses) => {
+                CopyCounts::add(&self.copies.came_back);
                 self.bytes().borrow_mut().was_used(place, reuses);
             }
             OwnerAction::Replicate {

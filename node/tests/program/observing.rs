@@ -5,9 +5,10 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use lunette::kvstore::{
-    Client, ClientHost, ClientOptions, ClusterClient, ClusterClientOptions, Lent, PutOptions,
+    Client, ClientHost, ClientOptions, ClusterClient, ClusterClientOptions, Lent, Preferred,
+    PutOptions, Value,
 };
-use lunette::runtime::{CoreOptions, Placement, block_on};
+use lunette::runtime::{CoreOptions, Placement, arena, block_on};
 use lunette::transfer::{Attachments, Connection};
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::key::Key;
@@ -26,7 +27,7 @@ use crate::scrape::{Families, address, ask, get, health, scrape, value};
 use crate::town::{Town, await_members, is_there, put, with_client};
 
 /// Each family, and what moves it in [`each_metric_is_moved`]. Nothing is told that is not here.
-const FAMILIES: [(&str, &str); 45] = [
+const FAMILIES: [(&str, &str); 46] = [
     ("info", CONSTANT),
     ("memory_capacity_bytes", CONSTANT),
     ("state", "joining, serving, fenced"),
@@ -67,6 +68,10 @@ const FAMILIES: [(&str, &str); 45] = [
         "puts of a group, and of more than there is memory",
     ),
     (
+        "back_copies_total",
+        "puts of what has left, in turn with others",
+    ),
+    (
         "cut_off_requests_total",
         "gets after the coordinator has gone",
     ),
@@ -100,7 +105,8 @@ const CONSTANT: &str = "nothing";
 const OF_ADAPTERS: &str = "adapters";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 25] = [
+const OF_MEMBERS: [&str; 26] = [
+    "back_copies_total",
     "tenant_quota_bytes",
     "tenant_credit_bytes",
     "handed_over_puts_total",
@@ -187,6 +193,26 @@ fn put_of_tenant(node: &Node) {
 }
 
 /// Puts of a thread, at the cores of nodes that its client has met.
+/// What has left the other node for want of room is written here.
+fn come_back(node: &Node, other: &Node) {
+    let preferring = |member: &Node| PutOptions {
+        preferred: Preferred::new(&[member.address().parse().expect("an address")]).expect("one"),
+        ..PutOptions::default()
+    };
+    let (there, here) = (preferring(other), preferring(node));
+    with_client(node, PATIENT, move |client| async move {
+        for options in [there, here] {
+            for number in 0..64 {
+                let region = arena().alloc(512 * 1024).expect("room").freeze();
+                let key = format!("back-{number}");
+                let put = client.put(key.as_bytes(), Value::new(region), options);
+                assert!(put.await.is_ok(), "{key}");
+            }
+        }
+    });
+    await_above(node, "back_copies_total", "{core=\"0\"}", 0.0);
+}
+
 fn hand_over(node: &Node) {
     let seeds = vec![node.address().parse().expect("an address")];
     let options = ClusterClientOptions::new(seeds);
@@ -367,6 +393,7 @@ fn each_metric_is_moved() {
     await_members(&node, 2);
     traffic(&node);
     scrapes.push(scrape(&node));
+    come_back(&node, &other);
     losses(&node, other, town.coordinator);
     scrapes.push(scrape(&node));
 

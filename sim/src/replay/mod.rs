@@ -55,6 +55,8 @@ pub struct Served {
     pub seen: u64,
     /// Those of them without the block before them.
     pub lacking: u64,
+    /// Most objects that were on the drives.
+    pub drive_records_max: u64,
     /// What the drives say in the end, together.
     pub drives: Drives,
     /// The hash of all that happened.
@@ -146,6 +148,8 @@ pub fn serve(plan: Plan, requests: &[Vec<u64>]) -> Served {
         candidates.extend(request);
         if number % LOOK_EVERY == 0 || number == requests.len() {
             candidates = town.present(&candidates);
+            let records = town.drives().records;
+            served.drive_records_max = served.drive_records_max.max(records);
             if number > requests.len() / 8 {
                 let lacks = |block: &&u64| {
                     let needed = before.get(block);

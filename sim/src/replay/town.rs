@@ -23,8 +23,11 @@ const PORT: u16 = 7000;
 const COORDINATOR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 2, 1)), PORT);
 /// What a block takes in memory beside its bytes: its key, and what memory is cut in.
 const BESIDE_BYTES: usize = 512;
-/// The same on a drive: its place in a table, and what is free in the segments that are made free next.
+/// The same on a drive: its key, and its place in a table.
 const BESIDE_ON_DRIVE_BYTES: usize = 4096;
+/// Of a drive that has room for the blocks, such a share comes on top: segments that are free, or being filled, at any
+/// time. That many of the 64 which a small drive is cut in; of the thousands of a large one it is next to nothing.
+const FREE_ON_DRIVE_SHARE: usize = 64 / 3;
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Most simulated time of a request, and of a start.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -53,8 +56,8 @@ impl Town {
             losses_per_mille: 0,
             ..WorldOptions::default()
         };
-        let drive_bytes = plan.drive_blocks * (plan.block_bytes + BESIDE_ON_DRIVE_BYTES);
-        options.disk.capacity_bytes = options.disk.capacity_bytes.max(2 * drive_bytes);
+        let drives_bytes = plan.drive_blocks * (plan.block_bytes + BESIDE_ON_DRIVE_BYTES);
+        options.disk.capacity_bytes = options.disk.capacity_bytes.max(2 * drives_bytes);
         let mut world = World::new(plan.seed, options);
         let coordinator = world.start(COORDINATOR.ip(), 1, CoreOptions::default());
         let _serves = world.spawn(coordinator, 0, || async {
@@ -86,7 +89,10 @@ impl Town {
         let share = |blocks: usize, beside_bytes| {
             (blocks * (block_bytes + beside_bytes) / usize::from(nodes)) as u64
         };
-        let drive_bytes = share(drive_blocks, BESIDE_ON_DRIVE_BYTES);
+        let drive_bytes = share(
+            drive_blocks + drive_blocks / FREE_ON_DRIVE_SHARE,
+            BESIDE_ON_DRIVE_BYTES,
+        );
         let tier = TierOptions::in_folders(vec!["drive".into()], drive_bytes);
         let options = NodeOptions {
             placement: Placement::Anywhere(cores),
@@ -182,6 +188,11 @@ impl Town {
             let (core, client) = self.core(at);
             self.run(core, async move || drop(client.take()));
         }
+        (self.drives(), self.world.trace_hash())
+    }
+
+    /// What the drives say.
+    pub(super) fn drives(&mut self) -> Drives {
         let mut drives = Drives::default();
         for node in 0..self.nodes.len() {
             let (core, _) = self.core(node * self.plan.cores);
@@ -196,6 +207,6 @@ impl Town {
             });
             told.into_iter().for_each(|drive| drives.add(drive));
         }
-        (drives, self.world.trace_hash())
+        drives
     }
 }

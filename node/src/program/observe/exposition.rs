@@ -123,7 +123,7 @@ struct OfMember {
     value: OfReport,
 }
 
-const OF_MEMBERS: [OfMember; 16] = [
+const OF_MEMBERS: [OfMember; 17] = [
     OfMember {
         name: "members",
         help: "Members in the newest map that is known.",
@@ -153,6 +153,12 @@ const OF_MEMBERS: [OfMember; 16] = [
         help: "Copies that were to leave memory before others, since another of their group had left.",
         is_counter: true,
         value: |member| member.copies_abandoned,
+    },
+    OfMember {
+        name: "back_copies_total",
+        help: "Copies that were written here whose keys had left another core for want of room: it is short of memory.",
+        is_counter: true,
+        value: |member| member.copies_back,
     },
     OfMember {
         name: "cut_off_requests_total",
