@@ -71,6 +71,7 @@ pub(crate) fn run(arguments: &Arguments) -> ExitCode {
             "cores": arguments.cores,
             "blocks": served.blocks,
             "hit_ratio": served.hit_ratio(),
+            "leading_hit_ratio": served.leading_hit_ratio(),
             "one_cache_blocks": one_blocks,
             "one_cache": of_one_cache(&requests, one_blocks),
             "resident_blocks": served.resident_blocks(),

@@ -33,6 +33,12 @@ fn five_members_hit_what_one_cache_of_their_memory_hits() {
     assert!(one > 0.05, "{one}: there is something to be hit");
     assert!(ratio > one - BELOW_MAX, "{ratio} beside {one}: {served:?}");
     assert!(served.lacking_ratio() < 0.02, "{served:?}");
+    // Of what is behind its block before, next to nothing is found without it.
+    let leading = served.leading_hit_ratio();
+    assert!(
+        (ratio - 0.01..=ratio).contains(&leading),
+        "{leading} of {ratio}"
+    );
 }
 
 #[test]

@@ -49,6 +49,8 @@ pub struct Served {
     pub blocks: u64,
     /// Those of them that were there.
     pub hits: u64,
+    /// Those of them before the first of their request that was not.
+    pub leading_hits: u64,
     /// How often it was looked what is there.
     pub looks: u64,
     /// Blocks that were there, over all looks.
@@ -103,6 +105,12 @@ impl Served {
         ratio(self.hits, self.blocks)
     }
 
+    /// The same, of blocks before the first of its request that was not: those that an engine has use for.
+    #[must_use]
+    pub fn leading_hit_ratio(&self) -> f64 {
+        ratio(self.leading_hits, self.blocks)
+    }
+
     /// How many blocks were there: the mean of a run.
     #[must_use]
     pub fn resident_blocks(&self) -> f64 {
@@ -143,7 +151,8 @@ pub fn serve(plan: Plan, requests: &[Vec<u64>]) -> Served {
     for (number, request) in (1..).zip(requests) {
         let hits = town.serve(number, request);
         served.blocks += request.len() as u64;
-        served.hits += hits as u64;
+        served.hits += hits.all as u64;
+        served.leading_hits += hits.leading as u64;
         before.extend(request.windows(2).map(|pair| (pair[1], pair[0])));
         candidates.extend(request);
         if number % LOOK_EVERY == 0 || number == requests.len() {

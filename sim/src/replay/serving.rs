@@ -17,8 +17,16 @@ fn key(block: u64) -> Vec<u8> {
     format!("block/{block}").into_bytes()
 }
 
+/// Blocks of a request that were there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hits {
+    pub(super) all: usize,
+    /// Those before the first that was not.
+    pub(super) leading: usize,
+}
+
 /// Gets the blocks, and puts those that were not there: how many were.
-pub(super) async fn serve(client: Rc<ClusterClient>, request: Vec<u64>, plan: Plan) -> usize {
+pub(super) async fn serve(client: Rc<ClusterClient>, request: Vec<u64>, plan: Plan) -> Hits {
     let keys: Vec<_> = request.iter().copied().map(key).collect();
     let wanted = keys.iter().map(|key| {
         let room = arena().alloc(plan.block_bytes).expect("room");
@@ -57,7 +65,10 @@ pub(super) async fn serve(client: Rc<ClusterClient>, request: Vec<u64>, plan: Pl
             ));
         }
     }
-    request.len() - missed.len()
+    Hits {
+        all: request.len() - missed.len(),
+        leading: missed.first().copied().unwrap_or(request.len()),
+    }
 }
 
 /// Bytes that only this block has.

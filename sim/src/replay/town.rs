@@ -169,7 +169,7 @@ impl Town {
     }
 
     /// Serves a request: how many of its blocks were there.
-    pub(super) fn serve(&mut self, number: usize, request: &[u64]) -> usize {
+    pub(super) fn serve(&mut self, number: usize, request: &[u64]) -> serving::Hits {
         let (plan, request) = (self.plan, request.to_vec());
         let at = number % self.cores.len();
         self.with_client(at, move |client| serving::serve(client, request, plan))
