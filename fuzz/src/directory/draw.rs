@@ -260,7 +260,7 @@ pub(crate) fn to_home(source: &mut impl Source, known: Epoch) -> ToHome {
 }
 
 pub(crate) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
-    let which = source.below(12);
+    let which = source.below(10);
     let (op, CopyPlace { key, version }) = (op(source), place(source, known));
     match which {
         0 => ToOwner::Granted {
@@ -293,17 +293,20 @@ pub(crate) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
             order: source.below(16).into(),
             was_recorded: source.flag(),
         },
-        6 => ToOwner::Settled,
+        // By what has been drawn already, so that inputs keep their meaning.
+        6 => match op.0 % 3 {
+            0 => ToOwner::Settled,
+            1 => ToOwner::CameBack { key },
+            _ => ToOwner::WasUsed {
+                key,
+                reuses: op.0.to_le_bytes()[0],
+            },
+        },
         7 => ToOwner::CopiesWanted {
             is_full: source.flag(),
             after: source.flag().then(|| place(source, known)),
         },
-        8 => ToOwner::CameBack { key },
-        9 => ToOwner::WasUsed {
-            key,
-            reuses: source.u8(),
-        },
-        10 => ToOwner::Replicate {
+        8 => ToOwner::Replicate {
             key,
             version,
             missing: source.u8(),

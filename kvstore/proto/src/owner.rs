@@ -365,11 +365,7 @@ impl Owner {
                 holders,
             } => self.replicate(CopyPlace { key, version }, missing, holders, out),
             ToOwner::CameBack { key } => out.push(OwnerAction::CameBack(key)),
-            ToOwner::WasUsed { key, reuses } => {
-                if let Some(version) = self.copies.latest(key) {
-                    out.push(OwnerAction::WasUsed(CopyPlace { key, version }, reuses));
-                }
-            }
+            ToOwner::WasUsed { key, reuses } => self.was_used(key, reuses, out),
         }
     }
 

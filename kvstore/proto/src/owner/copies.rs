@@ -315,6 +315,13 @@ impl Owner {
         });
     }
 
+    /// The home says how often a key had been used before it came here.
+    pub(super) fn was_used(&self, key: Fingerprint, reuses: u8, out: Out<'_>) {
+        if let Some(version) = self.copies.latest(key) {
+            out.push(OwnerAction::WasUsed(CopyPlace { key, version }, reuses));
+        }
+    }
+
     pub(super) const fn generation(&self) -> Generation {
         Generation(self.map.generation())
     }
