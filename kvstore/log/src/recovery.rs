@@ -66,12 +66,14 @@ pub enum OpenFault {
         /// Which it should be.
         expected: u128,
     },
-    /// The drive is shorter than when it was formatted.
-    #[error("the drive has {found_bytes} bytes, and its log needs {needed_bytes}")]
+    /// It was begun with more room than it is given today. It is not made shorter: what it holds may lie anywhere.
+    #[error(
+        "there is a log of {needed_bytes} bytes, and it is given {found_bytes}: give it as many as before, or remove it"
+    )]
     Shortened {
-        /// What it has.
+        /// What it is given.
         found_bytes: u64,
-        /// What it had.
+        /// What it was begun with.
         needed_bytes: u64,
     },
     /// It has more records than the index may have.

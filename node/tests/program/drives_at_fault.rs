@@ -273,13 +273,17 @@ fn rewrite(log: &Path, change: impl Fn(&mut [u8; SUPERBLOCK_BYTES])) {
 
 /// What the node says that does not start on the log, which stays as it is.
 fn refused_and_untouched(town: &Town, folder: &Path) -> String {
+    refused_with(town, folder, &drive(folder))
+}
+
+fn refused_with(town: &Town, folder: &Path, arguments: &[&str]) -> String {
     let log = log_of(folder);
     let read = |log: &Path| {
         let metadata = fs::metadata(log).expect("it is there");
         (metadata.len(), crc32c(&fs::read(log).expect("a log")))
     };
     let before = read(&log);
-    let told = refusal(&mut town.member(1, &drive(folder)));
+    let told = refusal(&mut town.member(1, arguments));
     assert_eq!(read(&log), before, "{told}");
     assert!(told.contains(log.to_str().expect("text")), "{told}");
     told
@@ -307,6 +311,13 @@ fn a_log_of_a_newer_format_of_another_cluster_or_damaged_is_refused_and_stays_as
     let told = refused_and_untouched(&town, folder.path());
     assert!(told.contains("the log is of another cluster"), "{told}");
     rewrite(&log, |superblock| superblock[16] ^= 1);
+
+    // Given half the room, it is told what was given, and what to do.
+    let [metrics, metrics_at, option, at, size, _] = drive(folder.path());
+    let less = [metrics, metrics_at, option, at, size, "64MiB"];
+    let told = refused_with(&town, folder.path(), &less);
+    let expected = "there is a log of 134217728 bytes, and it is given 67108864";
+    assert!(told.contains(expected), "{told}");
 
     let set = |offset_bytes: u64, byte: u8| {
         // Zeros, which the checksum covers.
