@@ -142,3 +142,11 @@ fn a_put_away_from_its_home_costs_four_messages() {
     let to_owner = each(granted, Content::ToOwner) + each(recorded, Content::ToOwner);
     assert_eq!((to_home, to_owner), (31 + 61, 49 + 50));
 }
+
+#[test]
+fn what_came_back_elsewhere_costs_a_word_to_each_owner() {
+    let key = Fingerprint(7);
+    let came_back = each(ToOwner::CameBack { key }, Content::ToOwner);
+    let was_used = each(ToOwner::WasUsed { key, reuses: 1 }, Content::ToOwner);
+    assert_eq!((came_back, was_used), (17, 18));
+}
