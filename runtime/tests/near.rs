@@ -82,17 +82,21 @@ fn cores_that_ask_each_other_on_one_processor_let_each_other_run() {
             let listener = TcpListener::bind(loopback()).expect("a port");
             let address = listener.local_addr();
             spawn_local(echo(listener));
-            (address, core_counts().turns)
+            address
         });
-        let (address, before) = served.expect("started").wait().expect("bound");
+        let address = served.expect("started").wait().expect("bound");
         let asked = runtime.spawn_on(CoreIndex(1), move || async move {
             let stream = TcpStream::connect(address).await.expect("connected");
+            // From here on: while nobody was connected yet, each of them looked for as long as it may.
+            ask(&stream).await;
+            let others_before = spawn_on(server, || async { core_counts().turns });
+            let others_before = others_before.await.expect("it runs");
             let own_before = core_counts().turns;
             for _ in 0..ROUNDS {
                 ask(&stream).await;
             }
             let own = turns_each(own_before);
-            let others = spawn_on(server, move || async move { turns_each(before) });
+            let others = spawn_on(server, move || async move { turns_each(others_before) });
             [own, others.await.expect("it runs")]
         });
         let turns = asked.expect("started").wait().expect("asked");

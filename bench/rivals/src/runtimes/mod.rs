@@ -6,6 +6,7 @@
 //! | `lunette`, `monoio`, `glommio`, `compio`, `tokio_uring`, `tokio` | the runtimes |
 //! | `reads` | random direct reads, as every runtime is to do them |
 //! | `epoll` | a busy loop over epoll, by hand |
+//! | `ring` | a loop over one ring, by hand |
 //! | `atomic` | two threads that spin on a counter |
 
 mod atomic;
@@ -16,6 +17,7 @@ mod lunette;
 mod monoio;
 mod program;
 mod reads;
+mod ring;
 mod tokio;
 mod tokio_uring;
 
@@ -43,6 +45,7 @@ pub(crate) enum Side {
     TokioUring,
     Tokio,
     EpollBusy,
+    Ring,
     Atomic,
 }
 
@@ -58,6 +61,7 @@ impl Side {
             Self::TokioUring => "tokio-uring",
             Self::Tokio => "tokio",
             Self::EpollBusy => "epoll-busy",
+            Self::Ring => "ring",
             Self::Atomic => "atomic",
         }
     }
@@ -73,6 +77,7 @@ impl Side {
             Self::TokioUring => tokio_uring::TokioUring::echo(cpu, message_bytes),
             Self::Tokio => tokio::Tokio::echo(cpu, message_bytes),
             Self::EpollBusy => Ok(epoll::echo(message_bytes)?),
+            Self::Ring => Ok(ring::echo(message_bytes)?),
             Self::Atomic | Self::LunettePolling => Err("it is not for this".into()),
         }
     }
@@ -87,7 +92,7 @@ impl Side {
             Self::Compio => compio::Compio::tasks(work, cpu),
             Self::TokioUring => tokio_uring::TokioUring::tasks(work, cpu),
             Self::Tokio => tokio::Tokio::tasks(work, cpu),
-            Self::EpollBusy | Self::Atomic | Self::LunettePolling => {
+            Self::EpollBusy | Self::Ring | Self::Atomic | Self::LunettePolling => {
                 Err("it is not for this".into())
             }
         }
@@ -103,7 +108,7 @@ impl Side {
             Self::TokioUring => tokio::messages::<tokio_uring::TokioUring>(work, cpus),
             Self::Tokio => tokio::messages::<tokio::Tokio>(work, cpus),
             Self::Atomic => atomic::messages(cpus),
-            Self::EpollBusy | Self::LunettePolling => Err("it is not for this".into()),
+            Self::EpollBusy | Self::Ring | Self::LunettePolling => Err("it is not for this".into()),
         }
     }
 
@@ -117,6 +122,7 @@ impl Side {
             Self::Glommio => glommio::reads(cpu, depth),
             Self::Compio => compio::reads(cpu, depth),
             Self::TokioUring => tokio_uring::reads(cpu, depth),
+            Self::Ring => ring::reads(depth),
             Self::Tokio | Self::EpollBusy | Self::Atomic => Err("it has no such reads".into()),
         }
     }
