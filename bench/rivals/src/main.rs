@@ -15,7 +15,7 @@
 //! | `runtimes` | the same few programs on each runtime |
 //! | `client` | the asking side, on plain sockets |
 //! | `batches` | times of many small things, in batches |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod batches;
 mod client;

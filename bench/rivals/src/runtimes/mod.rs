@@ -17,6 +17,7 @@ mod lunette;
 mod monoio;
 mod program;
 mod reads;
+#[expect(unsafe_code, reason = "entries of a bare ring name memory")]
 mod ring;
 mod tokio;
 mod tokio_uring;
