@@ -158,6 +158,9 @@ impl Core {
             // with the sleep, in one system call.
             if self.driver_may_have_work() {
                 self.drive(Wait::Poll);
+                if worked && self.scheduler.is_idle() {
+                    self.idle.borrow_mut().on_submitted();
+                }
                 return;
             }
             if self.inbox.has_mail() || self.poll_sources() {
