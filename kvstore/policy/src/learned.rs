@@ -12,6 +12,11 @@ use crate::tracks::{Ends, NIL, Standing, Tracks};
 pub const GHOSTS_PER_SLOT: usize = 8;
 /// Blocks that left and are remembered, at least: a small cache learns from what it never had for long.
 pub const GHOSTS_MIN: usize = 65_536;
+/// Beside a block that is here, a policy [with so many ghosts](Learned::with_ghosts) remembers at most so many that left: one
+/// that comes back later than that is as new, since a cache as small as it is could not have kept it by far.
+pub const GHOSTS_PER_BLOCK_MAX: usize = 16;
+/// It remembers so many whatever is here.
+pub const GHOSTS_FEW: usize = 1024;
 /// Bytes that one of them takes, at most: its track, and its place in the table by keys, which is half empty when it
 /// has just grown.
 pub const GHOST_BYTES: usize = crate::TRACK_BYTES + 2 * (size_of::<(u64, u32)>() + 1) * 8 / 7;
@@ -45,9 +50,23 @@ pub struct Learned {
     ghosts: Ends,
     ghosts_by_key: HashMap<u64, u32, MixBuild>,
     ghosts_max: usize,
+    /// Whether the blocks that are here bound them too.
+    is_bound_by_blocks: bool,
+    blocks: usize,
     fitted_at: u64,
     fit_at: u64,
     now: u64,
+}
+
+/// How many blocks that left are worth remembering beside so many that are here.
+#[must_use]
+pub const fn ghosts_beside(blocks: usize) -> usize {
+    let ghosts = blocks.saturating_mul(GHOSTS_PER_BLOCK_MAX);
+    if ghosts > GHOSTS_FEW {
+        ghosts
+    } else {
+        GHOSTS_FEW
+    }
 }
 
 impl Learned {
@@ -55,10 +74,14 @@ impl Learned {
     /// [`GHOSTS_PER_SLOT`] blocks that left for each slot, or [`GHOSTS_MIN`].
     #[must_use]
     pub fn new(slots: usize) -> Self {
-        Self::with_ghosts(slots, GHOSTS_MIN.max(slots.saturating_mul(GHOSTS_PER_SLOT)))
+        Self {
+            is_bound_by_blocks: false,
+            ..Self::with_ghosts(slots, GHOSTS_MIN.max(slots.saturating_mul(GHOSTS_PER_SLOT)))
+        }
     }
 
-    /// The same that remembers at most `ghosts_max` blocks that left.
+    /// The same that remembers at most `ghosts_max` blocks that left, and at most as many as go
+    /// [beside](ghosts_beside) those that are here.
     #[must_use]
     pub fn with_ghosts(slots: usize, ghosts_max: usize) -> Self {
         Self {
@@ -70,6 +93,8 @@ impl Learned {
             ghosts: Ends::EMPTY,
             ghosts_by_key: HashMap::default(),
             ghosts_max,
+            is_bound_by_blocks: true,
+            blocks: 0,
             fitted_at: 0,
             fit_at: AGING_USES,
             now: 0,
@@ -80,6 +105,15 @@ impl Learned {
     #[must_use]
     pub fn ghosts(&self) -> usize {
         self.ghosts_by_key.len()
+    }
+
+    /// How many may be remembered now.
+    fn ghosts_max(&self) -> usize {
+        if self.is_bound_by_blocks {
+            self.ghosts_max.min(ghosts_beside(self.blocks))
+        } else {
+            self.ghosts_max
+        }
     }
 
     /// How likely the block in a slot is used next: the chance per use of the cache. Only the order of
@@ -214,6 +248,7 @@ impl Policy for Learned {
             id
         };
         self.by_slot[slot_index as usize] = id;
+        self.blocks += 1;
         self.list(id);
     }
 
@@ -264,6 +299,7 @@ impl Policy for Learned {
         let id = self.track_of(slot_index);
         self.unlist(id);
         self.by_slot[slot_index as usize] = NIL;
+        self.blocks -= 1;
         let track = self.tracks.get_mut(id);
         track.slot_index = NIL;
         track.standing = Standing::Ghost;
@@ -273,7 +309,7 @@ impl Policy for Learned {
             self.tracks.drop(former);
         }
         self.tracks.push_front(&mut self.ghosts, id);
-        while self.ghosts_by_key.len() > self.ghosts_max {
+        while self.ghosts_by_key.len() > self.ghosts_max() {
             let oldest = self.ghosts.tail();
             self.forget_ghost(oldest);
             self.tracks.drop(oldest);
@@ -284,6 +320,7 @@ impl Policy for Learned {
         let id = self.track_of(slot_index);
         self.unlist(id);
         self.by_slot[slot_index as usize] = NIL;
+        self.blocks -= 1;
         self.tracks.drop(id);
     }
 }
@@ -318,6 +355,37 @@ mod tests {
         assert!(!policy.is_offered(1));
         policy.evict(1);
         assert_eq!(policy.reuses(None, 1_000_001), 5, "also when it has left");
+    }
+
+    #[test]
+    fn a_small_cache_forgets_sooner() {
+        let blocks = 100;
+        let [bound, free] = [
+            Learned::with_ghosts(blocks, usize::MAX),
+            Learned::new(blocks),
+        ]
+        .map(|mut policy| {
+            for key in 0..10_000_u64 {
+                let slot_index = u32::try_from(key % blocks as u64).expect("few");
+                if key >= blocks as u64 {
+                    policy.evict(slot_index);
+                }
+                policy.insert(slot_index, key, Use::default());
+            }
+            policy
+        });
+        // One has left when the newest one came.
+        let most = ghosts_beside(blocks - 1);
+        assert_eq!((bound.ghosts(), free.ghosts()), (most, 10_000 - blocks));
+        assert!(bound.remembers(10_000 - blocks as u64 - 1));
+        assert!(!bound.remembers(10_000 - (blocks + most) as u64 - 1));
+        // With what is removed it forgets too, when the next one leaves.
+        let mut bound = bound;
+        for slot_index in 1..u32::try_from(blocks).expect("few") {
+            bound.remove(slot_index);
+        }
+        bound.evict(0);
+        assert_eq!(bound.ghosts(), GHOSTS_FEW);
     }
 
     /// A cache that has seen that what was used again is used again, and what is new is not.

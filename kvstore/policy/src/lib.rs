@@ -35,6 +35,9 @@ pub mod tiers;
 mod tracks;
 
 pub use hash::MixBuild;
-pub use learned::{GHOST_BYTES, GHOSTS_MIN, GHOSTS_PER_SLOT, Learned};
+pub use learned::{
+    GHOST_BYTES, GHOSTS_FEW, GHOSTS_MIN, GHOSTS_PER_BLOCK_MAX, GHOSTS_PER_SLOT, Learned,
+    ghosts_beside,
+};
 pub use policy::Policy;
 pub use tracks::TRACK_BYTES;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lunette_cluster_proto::fence::{Fence, NamespaceKind};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
+use lunette_kvstore_policy::ghosts_beside;
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
@@ -154,6 +155,15 @@ impl Bench {
         version
     }
 
+    /// Which of the keys, which are written again by a third owner, were known.
+    fn known(&mut self, keys: impl Iterator<Item = Fingerprint>) -> Vec<bool> {
+        let known = keys.map(|key| {
+            self.write(seat(3), key);
+            !self.tick().is_empty()
+        });
+        known.collect()
+    }
+
     /// A copy of this owner, that was used so often after the first time, leaves.
     fn leave(&mut self, from: Seat, key: Fingerprint, reuses: u8) {
         let version = self.write(from, key);
@@ -254,11 +264,7 @@ fn beyond_its_bound_a_home_forgets_what_left_longest_ago() {
     for key in keys.clone() {
         bench.leave(seat(2), key, 1);
     }
-    let mut known = Vec::new();
-    for key in keys.clone() {
-        bench.write(seat(3), key);
-        known.push(!bench.tick().is_empty());
-    }
+    let known = bench.known(keys);
     let count = known.iter().filter(|&&is_known| is_known).count();
     assert!((HISTORIES_MAX / 2..=HISTORIES_MAX).contains(&count));
     assert!(
@@ -266,4 +272,23 @@ fn beyond_its_bound_a_home_forgets_what_left_longest_ago() {
             .iter()
             .all(|&is_known| is_known)
     );
+}
+
+/// What left a small memory is remembered by nobody for long.
+#[test]
+fn a_home_of_few_copies_remembers_few_histories() {
+    for copies in [0, 100] {
+        let mut bench = Bench::new(HomeLimits::default());
+        for key in (1 << 64..).take(copies) {
+            bench.write(seat(2), Fingerprint(key));
+        }
+        let keys = (1..=4096).map(Fingerprint);
+        for key in keys.clone() {
+            bench.leave(seat(2), key, 1);
+        }
+        let count = bench.known(keys).into_iter().filter(|&is_known| is_known);
+        let (count, most) = (count.count(), ghosts_beside(copies));
+        assert!((most / 2..=most).contains(&count), "{count} of {most}");
+    }
+    assert!(ghosts_beside(100) > ghosts_beside(0));
 }

@@ -5,7 +5,7 @@
 //! advice for eviction, and nothing else depends on it: it may be lost, late, or of another life of an owner.
 
 use hashbrown::HashMap;
-use lunette_kvstore_policy::MixBuild;
+use lunette_kvstore_policy::{MixBuild, ghosts_beside};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 
 use super::{Home, HomeAction, Out};
@@ -68,7 +68,10 @@ impl Home {
             core: from.core,
             reuses,
         };
-        self.histories.note(key, history, self.limits.histories_max);
+        // What the owner does not remember for long itself is not told to others either.
+        let histories_max = ghosts_beside(self.table.len());
+        let histories_max = histories_max.min(self.limits.histories_max);
+        self.histories.note(key, history, histories_max);
     }
 
     /// A key is removed: what is written under it next is something new.

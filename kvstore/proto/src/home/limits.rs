@@ -50,7 +50,8 @@ pub struct HomeLimits {
     /// Keys with copies too few that are remembered. Beyond, they are looked for in the table when there
     /// is room.
     pub repairs_max: usize,
-    /// Keys that left, of which it is remembered how often they were used. Beyond, the older half is forgotten.
+    /// Keys that left, of which it is remembered how often they were used; fewer beside
+    /// [few copies](lunette_kvstore_policy::ghosts_beside). Beyond, the older half is forgotten.
     pub histories_max: usize,
     /// How long a key that has lost copies waits before an owner is told.
     pub repair_after: Duration,

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use lunette_cluster_proto::map::Epoch;
 
-use lunette_kvstore_policy::GHOST_BYTES;
+use lunette_kvstore_policy::{GHOST_BYTES, GHOSTS_FEW, GHOSTS_PER_BLOCK_MAX};
 
 use super::*;
 use crate::leaving::{REMEMBERED_MIN, REMEMBERING_SHARE};
@@ -298,9 +298,17 @@ fn what_is_removed_is_forgotten_and_what_left_is_not() {
     let room = 1 << 28;
     let of_large = room / REMEMBERING_SHARE / GHOST_BYTES as u64;
     assert!(of_large > REMEMBERED_MIN);
-    for (room, remembered_max) in [(1 << 20, REMEMBERED_MIN), (room, of_large)] {
-        let limits = ShardLimits::new(room, room / 2, 100).expect("limits");
+    let beside = |ghosts: u64| ghosts / GHOSTS_PER_BLOCK_MAX as u64;
+    for (room, copies, remembered_max) in [
+        (1 << 20, 0, GHOSTS_FEW as u64),
+        (1 << 20, beside(REMEMBERED_MIN), REMEMBERED_MIN),
+        (room, beside(of_large) + 1, of_large),
+    ] {
+        let limits = ShardLimits::new(room, room / 2, 10_000).expect("limits");
         let mut memory = Residence::new(limits);
+        for number in 0..copies {
+            keep(&mut memory, 1_000_000 + number, 100);
+        }
         for number in 0..2 * remembered_max {
             keep(&mut memory, number, 100);
             memory.leave(place(number));
