@@ -1,12 +1,15 @@
 //! Objects that come back piece by piece.
 
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::drive::{Drive, DriveOptions, InPieces, Loss, PIECE_BYTES, ReadError};
 use lunette_kvstore_log::effect::LossCause;
 use lunette_runtime::arena::Region;
-use lunette_runtime::{arena, time};
+use lunette_runtime::sim::{DiskOptions, World, WorldOptions};
+use lunette_runtime::{CoreOptions, arena, time};
 
 use super::{MIB, Owner, fingerprint, flip_in, key, object, options, reopen_with, run, write};
 
@@ -28,10 +31,15 @@ async fn all(pieces: &mut InPieces) -> Vec<Region> {
 /// Runs a scenario with a drive whose segments have room for long objects.
 fn run_long<F: Future<Output = ()> + 'static>(scenario: impl FnOnce(DriveOptions, Rc<Owner>) -> F) {
     let folder = tempfile::tempdir().unwrap();
-    let mut options = options(&folder.path().join("drive"));
+    let options = long(&folder.path().join("drive"));
+    run(|| scenario(options, Rc::new(Owner::default())));
+}
+
+fn long(path: &Path) -> DriveOptions {
+    let mut options = options(path);
     options.log.geometry.capacity_bytes = 96 * MIB;
     options.log.geometry.segment_bytes = 8 << 20;
-    run(|| scenario(options, Rc::new(Owner::default())));
+    options
 }
 
 #[test]
@@ -109,4 +117,38 @@ fn what_nobody_waits_for_any_more_ends_by_itself() {
         is_freed().await;
         assert!(owner.lost.borrow().is_empty(), "it was right");
     });
+}
+
+/// Of a drive that takes as long for many reads as for one, five pieces and a part come in two rounds of four at most.
+#[test]
+fn four_pieces_are_read_at_a_time() {
+    let took = Duration::from_millis(10);
+    let options = WorldOptions {
+        disk: DiskOptions {
+            latency: (took, took),
+            capacity_bytes: 256 << 20,
+            ..DiskOptions::default()
+        },
+        ..WorldOptions::default()
+    };
+    let mut world = World::new(1, options);
+    let host = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    let process = world.start(host, 1, CoreOptions::default());
+    let read = world.spawn(process, 0, || async {
+        let owner = Rc::new(Owner::default());
+        let (drive, _) = reopen_with(&long("drive".as_ref()), &owner).await;
+        write(&drive, 1, 1, LEN).await;
+        let begun = time::now();
+        let mut came = Vec::new();
+        let mut pieces = begin(&drive, 1);
+        while pieces.next().await.is_some() {
+            came.push(time::now() - begun);
+        }
+        came
+    });
+    let until = world.now() + Duration::from_secs(60);
+    assert!(world.run_until(until, || read.is_there()), "it is read");
+    let rounds = read.take().expect("it is there").into_iter();
+    let rounds = rounds.map(|at| at.as_nanos() / took.as_nanos());
+    assert_eq!(rounds.collect::<Vec<_>>(), [1, 1, 1, 1, 2, 2]);
 }
