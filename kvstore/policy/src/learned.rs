@@ -17,6 +17,8 @@ pub const GHOSTS_MIN: usize = 65_536;
 pub const GHOSTS_PER_BLOCK_MAX: usize = 16;
 /// It remembers so many whatever is here.
 pub const GHOSTS_FEW: usize = 1024;
+/// So many are forgotten with one that leaves, at most, where many blocks were removed: that takes no time of its own.
+const FORGOTTEN_AT_ONCE_MAX: usize = 2;
 /// Bytes that one of them takes, at most: its track, and its place in the table by keys, which is half empty when it
 /// has just grown.
 pub const GHOST_BYTES: usize = crate::TRACK_BYTES + 2 * (size_of::<(u64, u32)>() + 1) * 8 / 7;
@@ -80,8 +82,8 @@ impl Learned {
         }
     }
 
-    /// The same that remembers at most `ghosts_max` blocks that left, and at most as many as go
-    /// [beside](ghosts_beside) those that are here.
+    /// The same that remembers at most `ghosts_max` blocks that left, and no more than go
+    /// [beside](ghosts_beside) those that are here: where many of these are removed, it forgets little by little.
     #[must_use]
     pub fn with_ghosts(slots: usize, ghosts_max: usize) -> Self {
         Self {
@@ -309,7 +311,10 @@ impl Policy for Learned {
             self.tracks.drop(former);
         }
         self.tracks.push_front(&mut self.ghosts, id);
-        while self.ghosts_by_key.len() > self.ghosts_max() {
+        for _ in 0..FORGOTTEN_AT_ONCE_MAX {
+            if self.ghosts_by_key.len() <= self.ghosts_max() {
+                break;
+            }
             let oldest = self.ghosts.tail();
             self.forget_ghost(oldest);
             self.tracks.drop(oldest);
@@ -379,10 +384,15 @@ mod tests {
         assert_eq!((bound.ghosts(), free.ghosts()), (most, 10_000 - blocks));
         assert!(bound.remembers(10_000 - blocks as u64 - 1));
         assert!(!bound.remembers(10_000 - (blocks + most) as u64 - 1));
-        // With what is removed it forgets too, when the next one leaves.
+        // With what is removed it forgets too, little by little.
         let mut bound = bound;
         for slot_index in 1..u32::try_from(blocks).expect("few") {
             bound.remove(slot_index);
+        }
+        for left in 0..most - GHOSTS_FEW {
+            assert_eq!(bound.ghosts(), most - left);
+            bound.evict(0);
+            bound.insert(0, 20_000 + left as u64, Use::default());
         }
         bound.evict(0);
         assert_eq!(bound.ghosts(), GHOSTS_FEW);

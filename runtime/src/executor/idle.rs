@@ -366,13 +366,18 @@ mod tests {
         assert!(!state.should_spin(at_us(50), false, NOWHERE));
     }
 
-    /// One call each 10 ms: who asks waits 150 us for the answer, who answers 5 us until that has left. What either would spin
-    /// for is the pause.
+    /// One call each 10 ms, after many at once: who asks waits 150 us for the answer; who answers 5 us until that has left, or
+    /// 45 as it sleeps. What either would spin for is the pause.
     #[test]
     fn adaptive_spins_rarely_before_long_pauses() {
-        for soon_us in [150, 5] {
+        for soon_us in [150, 45, 5] {
             let mut state = IdleState::new(Idle::Adaptive(BUDGET));
             let mut now_us = 0;
+            for _ in 0..100 {
+                let from = at_us(now_us);
+                now_us += 12;
+                assert!(pass(&mut state, from, at_us(now_us)));
+            }
             let mut spun = 0;
             for call in 0..800 {
                 for took_us in [soon_us, 10_000] {
