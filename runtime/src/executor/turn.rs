@@ -158,6 +158,7 @@ impl Core {
             // with the sleep, in one system call.
             if self.driver_may_have_work() {
                 self.drive(Wait::Poll);
+                // Handing over may take a good part of the spin. Only the first time counts, or a spin could go on for ever.
                 if worked && self.scheduler.is_idle() {
                     self.idle.borrow_mut().on_submitted();
                 }
