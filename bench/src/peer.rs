@@ -9,6 +9,9 @@ use clap::ValueEnum;
 use lunette_bench::coordinator::{self, loopback};
 use lunette_bench::harness::Plan;
 use lunette_kvstore::{ClusterOptions, Node, NodeOptions};
+use lunette_nvmeof::proto::controller::Secrets;
+use lunette_nvmeof::proto::nqn::Nqn;
+use lunette_nvmeof::{Disk, Export, ExportedDisk, MemoryDisk, Server, ServerOptions};
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::{ControlHere, CoreOptions, Idle, Placement, block_on, spawn_local, topology};
@@ -37,6 +40,10 @@ pub(crate) enum Serve {
     Engine,
     /// A transfer engine of a core, as `lunette transfer serve` has it, with nothing in it.
     EngineIdle,
+    /// A disk in memory, over NVMe/TCP.
+    Disk,
+    /// The raw loop: whatever the connection begins by saying.
+    RawPump,
     /// The raw loop: a ping for a ping.
     RawPing,
     /// The raw loop: 4 KiB for a request.
@@ -56,6 +63,11 @@ pub(crate) enum Serve {
     RawTake1m,
 }
 
+/// The name, the length and the blocks of the disk under measurement.
+pub(crate) const DISK_NAME: &str = "nqn.2026-01.lunette:bench";
+pub(crate) const DISK_BYTES: usize = 64 << 20;
+pub(crate) const BLOCK_BYTES: u32 = 4096;
+
 /// The segment of the engine under measurement.
 pub(crate) const SEGMENT: &str = "bench";
 /// Its length.
@@ -67,8 +79,10 @@ impl Serve {
     /// Bytes of request and reply of a raw server.
     pub(crate) const fn raw_bytes(self) -> (usize, usize) {
         match self {
-            Self::RawPing | Self::Echo => (PING_BYTES, PING_BYTES),
-            Self::Raw4k | Self::Store | Self::Member | Self::EngineIdle => (REQUEST_BYTES, 4096),
+            Self::RawPing | Self::RawPump | Self::Echo => (PING_BYTES, PING_BYTES),
+            Self::Raw4k | Self::Store | Self::Member | Self::Disk | Self::EngineIdle => {
+                (REQUEST_BYTES, 4096)
+            }
             Self::Raw1m => (REQUEST_BYTES, 1 << 20),
             Self::Raw16m | Self::Engine => (REQUEST_BYTES, 16 << 20),
             Self::Raw512k => (REQUEST_BYTES, 512 << 10),
@@ -165,7 +179,9 @@ pub(crate) fn serve(serve: Serve, cpu: usize, spin: Duration, once: bool) -> Exi
         Serve::Member => serve_member(cpu, spin),
         Serve::Engine => serve_engine(cpu, spin),
         Serve::EngineIdle => serve_engine_idle(cpu, spin),
-        Serve::RawPing
+        Serve::Disk => serve_disk(cpu, spin),
+        Serve::RawPump
+        | Serve::RawPing
         | Serve::Raw4k
         | Serve::Raw1m
         | Serve::Raw16m
@@ -201,7 +217,11 @@ fn serve_raw(serve: Serve, cpu: usize, spin: Duration, once: bool) -> io::Result
     announce(listener.local_addr()?)?;
     let (request_bytes, reply_bytes) = serve.raw_bytes();
     loop {
-        raw::serve(&listener, request_bytes, reply_bytes, spin)?;
+        if serve == Serve::RawPump {
+            raw::answer(&listener, spin)?;
+        } else {
+            raw::serve(&listener, request_bytes, reply_bytes, spin)?;
+        }
         if once {
             return Ok(());
         }
@@ -280,6 +300,36 @@ fn serve_engine_idle(cpu: usize, spin: Duration) -> io::Result<()> {
     let engine = engine.map_err(io::Error::other)?;
     announce(engine.addresses()[0])?;
     control_until_killed()
+}
+
+fn serve_disk(cpu: usize, spin: Duration) -> io::Result<()> {
+    let options = CoreOptions {
+        idle: idle(spin),
+        ..CoreOptions::default()
+    };
+    let served = block_on(Some(cpu), options, move || async move {
+        let listener = TcpListener::bind(loopback())?;
+        let address = listener.local_addr();
+        let disk = MemoryDisk::new(DISK_BYTES as u64).map_err(io::Error::other)?;
+        let export = Export {
+            name: Nqn::new(DISK_NAME).map_err(io::Error::other)?,
+            hosts: None,
+            secrets: Secrets::default(),
+            disks: vec![ExportedDisk {
+                disk: Disk::Memory(disk),
+                block_bytes: BLOCK_BYTES,
+                uuid: [1; 16],
+                is_read_only: false,
+                ana_group: 1,
+            }],
+        };
+        let server = Server::new(ServerOptions::default(), vec![export], &[address]);
+        let server = server.map_err(io::Error::other)?;
+        announce(address)?;
+        server.serve(listener, std::future::pending()).await;
+        Ok(())
+    });
+    served.map_err(io::Error::other)?
 }
 
 fn serve_member(cpu: usize, spin: Duration) -> io::Result<()> {

@@ -4,10 +4,12 @@
 //! the product does: it polls for as long as it is told, then sleeps in the ring.
 
 mod client;
+mod pump;
 mod ring;
 mod server;
 
 pub(crate) use client::RawClient;
+pub(crate) use pump::{Exchange, answer, ask};
 pub(crate) use server::serve;
 
 use std::io;

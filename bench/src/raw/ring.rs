@@ -7,12 +7,26 @@ use std::time::{Duration, Instant};
 use io_uring::types::Fd;
 use io_uring::{IoUring, opcode, squeue};
 
+use super::pump::RECEIVE_BYTES_MAX;
+
 /// A ring with at most one receive and one send in flight, each waited for before its buffer is
 /// touched again.
 pub(crate) struct Ring {
     ring: IoUring,
     fd: Fd,
     spin: Duration,
+}
+
+/// What a side sends for what comes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flow {
+    /// Bytes of each thing that comes, and of what goes for it.
+    pub(super) comes_bytes: usize,
+    pub(super) goes_bytes: usize,
+    /// Things that go at first. 0 at the side that answers.
+    pub(super) first: usize,
+    /// Whether it goes through the memory that it has, or stays at one place.
+    pub(super) walks: bool,
 }
 
 /// Bytes that a socket takes at once, whatever its peer does.
@@ -89,6 +103,61 @@ impl Ring {
         }
     }
 
+    /// Sends one thing from `stock` for each that has come whole into `room`, as many at once as have come, until `on_come`, told
+    /// how many, says no. All that is under way has come then.
+    pub(super) fn pump(
+        &mut self,
+        flow: Flow,
+        room: &mut [u8],
+        stock: &[u8],
+        on_come: &mut dyn FnMut(usize) -> bool,
+    ) -> io::Result<()> {
+        let (mut room_at, mut stock_at) = (0, 0);
+        let (mut owed, mut awaited, mut came_bytes) = (flow.first, 0, 0);
+        let (mut sent_bytes, mut receives, mut goes_on) = (0, false, true);
+        loop {
+            if sent_bytes == 0 && owed > 0 {
+                sent_bytes = owed * flow.goes_bytes;
+                if !flow.walks || stock_at + sent_bytes > stock.len() {
+                    stock_at = 0;
+                }
+                self.queue_send(&stock[stock_at..stock_at + sent_bytes]);
+                stock_at += sent_bytes;
+                awaited += owed;
+                owed = 0;
+            }
+            // Who answers does not know whether more comes.
+            let more_comes = flow.first == 0 || awaited > 0;
+            if !receives && more_comes {
+                if !flow.walks || room_at == room.len() {
+                    room_at = 0;
+                }
+                let end = room.len().min(room_at + RECEIVE_BYTES_MAX);
+                self.queue_receive(&mut room[room_at..end]);
+                receives = true;
+            }
+            if sent_bytes == 0 && !receives {
+                return Ok(());
+            }
+            self.wait(1)?;
+            while let Some((which, count)) = self.next()? {
+                if which == SEND {
+                    assert_eq!(count, sent_bytes, "the kernel sends all of it");
+                    sent_bytes = 0;
+                    continue;
+                }
+                receives = false;
+                room_at += count;
+                came_bytes += count;
+                let came = came_bytes / flow.comes_bytes;
+                came_bytes %= flow.comes_bytes;
+                awaited = awaited.saturating_sub(came);
+                goes_on = goes_on && (came == 0 || on_come(came));
+                owed += if goes_on { came } else { 0 };
+            }
+        }
+    }
+
     fn complete(&mut self) -> io::Result<usize> {
         loop {
             if let Some((_, count)) = self.next()? {
@@ -114,7 +183,7 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the entry names a slice that the caller of `exchange` or `receive` borrows until
+        // SAFETY: the entry names a slice that the caller of `exchange`, `receive` or `pump` borrows until
         // that call returns, and the call returns after the entry's completion (or with an error
         // that ends the process's use of the connection).
         let pushed = unsafe { self.ring.submission().push(entry) };

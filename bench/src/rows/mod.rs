@@ -1,6 +1,7 @@
 //! The rows.
 
 mod copy;
+mod disk;
 mod drive;
 mod engine;
 mod inside;
@@ -34,6 +35,8 @@ enum Asking {
     },
     Member(member::Wish),
     Engine(Moves),
+    /// A disk's host.
+    Disk(disk::Commands),
     /// Opens an engine behind so many clients that say nothing.
     Opening {
         silent: usize,
@@ -51,6 +54,11 @@ enum Asking {
 enum Rival {
     /// A raw loop in a process of its own.
     Raw(Serve),
+    /// A raw loop that moves what these commands do, through as much memory or not.
+    Pump {
+        commands: disk::Commands,
+        walks: bool,
+    },
     /// One core that copies between two memories of this many bytes.
     Memcpy {
         /// How many.
@@ -353,6 +361,7 @@ const ROWS: [Row; 36] = [
 pub(crate) fn matching(filter: &str) -> Vec<Row> {
     let rows = ROWS.into_iter().chain(opening::ROWS);
     let rows = rows.chain(store_rows::ROWS).chain(recovering::ROWS);
+    let rows = rows.chain(disk::ROWS);
     rows.filter(|row| row.name.contains(filter)).collect()
 }
 
@@ -398,6 +407,7 @@ impl Row {
         };
         let rival = match self.rival {
             Rival::Raw(serve) => Some(Peer::start(serve, plan, self.rival_spin)?),
+            Rival::Pump { .. } => Some(Peer::start(Serve::RawPump, plan, self.rival_spin)?),
             Rival::Memcpy { .. }
             | Rival::Copies
             | Rival::Fio
@@ -438,6 +448,9 @@ impl Sides for Serving {
                 }
                 Asking::Engine(moves) => engine::measure(server, cpu, pace, spin, moves)
                     .map_err(|error| error.to_string()),
+                Asking::Disk(commands) => {
+                    disk::measure(server, cpu, spin, commands).map_err(|error| error.to_string())
+                }
                 Asking::Opening { silent } => {
                     opening::measure(server, cpu, pace, silent).map_err(|error| error.to_string())
                 }
@@ -480,6 +493,9 @@ impl Sides for Serving {
         };
         let calls = std::thread::spawn(move || match (rival, server) {
             (Rival::Raw(serve), Some(server)) => exchange(serve, server, cpu, rival_spin, pace),
+            (Rival::Pump { commands, walks }, Some(server)) => {
+                disk::exchange(server, cpu, rival_spin, commands, walks)
+            }
             (Rival::NobodyInFront, Some(server)) => {
                 opening::measure(server, cpu, pace, 0).map_err(|error| error.to_string())
             }
