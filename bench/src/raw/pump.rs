@@ -6,13 +6,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use super::ring::{Flow, Ring};
+use super::ring::{Flow, Path, Ring};
 use super::set_up;
 
 /// What is received at once at most.
 pub(super) const RECEIVE_BYTES_MAX: usize = 256 * 1024;
 /// Numbers that a connection begins with, of 8 bytes each.
-const NUMBERS: usize = 4;
+const NUMBERS: usize = 5;
 
 /// What goes over a connection, and through which memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub(crate) struct Exchange {
     pub(crate) depth: usize,
     /// Memory that the answering side goes through; 0: the same place again and again, at either side.
     pub(crate) walk_bytes: usize,
+    /// Of answers whose other bytes are anywhere in that memory, each; 0: they lie in order.
+    pub(crate) header_bytes: usize,
 }
 
 impl Exchange {
@@ -32,6 +34,7 @@ impl Exchange {
             self.answer_bytes,
             self.depth,
             self.walk_bytes,
+            self.header_bytes,
         ];
         let mut bytes = [0; 8 * NUMBERS];
         for (place, number) in bytes.chunks_exact_mut(8).zip(numbers) {
@@ -51,6 +54,7 @@ impl Exchange {
             answer_bytes: next()?,
             depth: next()?,
             walk_bytes: next()?,
+            header_bytes: next()?,
         })
     }
 }
@@ -87,6 +91,7 @@ pub(crate) fn ask(
         answer_bytes,
         depth,
         walk_bytes,
+        ..
     } = exchange;
     // What commands have of memory is theirs alone, each its own.
     let received_bytes = if walk_bytes > 0 {
@@ -100,7 +105,11 @@ pub(crate) fn ask(
         comes_bytes: answer_bytes,
         goes_bytes: request_bytes,
         first: depth,
-        walks: walk_bytes > 0,
+        path: if walk_bytes > 0 {
+            Path::InOrder
+        } else {
+            Path::Stays
+        },
     };
     ring.pump(flow, &mut memory.room, &memory.stock, &mut on_answers)
 }
@@ -120,7 +129,11 @@ pub(crate) fn answer(listener: &TcpListener, spin: Duration) -> io::Result<()> {
         comes_bytes: exchange.request_bytes,
         goes_bytes: exchange.answer_bytes,
         first: 0,
-        walks: walk_bytes > 0,
+        path: match (walk_bytes, exchange.header_bytes) {
+            (0, _) => Path::Stays,
+            (_, 0) => Path::InOrder,
+            (_, header_bytes) => Path::Gathers { header_bytes },
+        },
     };
     match ring.pump(flow, &mut memory.room, &memory.stock, &mut |_| true) {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(()),
@@ -134,16 +147,18 @@ mod tests {
 
     #[test]
     fn as_many_answers_come_as_were_asked_for() {
-        for (request_bytes, answer_bytes, depth, walk_bytes) in [
-            (72, 4120, 32, 1 << 20),
-            (72, 4120, 1, 0),
-            (131_144, 24, 8, 1 << 20),
+        for (request_bytes, answer_bytes, depth, walk_bytes, header_bytes) in [
+            (72, 4120, 32, 1 << 20, 24),
+            (72, 4120, 32, 1 << 20, 0),
+            (72, 4120, 1, 0, 0),
+            (131_144, 24, 8, 1 << 20, 0),
         ] {
             let exchange = Exchange {
                 request_bytes,
                 answer_bytes,
                 depth,
                 walk_bytes,
+                header_bytes,
             };
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             let server = listener.local_addr().expect("an address");

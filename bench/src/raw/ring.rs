@@ -4,8 +4,11 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
+use std::ptr;
+
 use io_uring::types::Fd;
 use io_uring::{IoUring, opcode, squeue};
+use lunette_runtime_core::random::SplitMix64;
 
 use super::pump::RECEIVE_BYTES_MAX;
 
@@ -25,12 +28,25 @@ pub(super) struct Flow {
     pub(super) goes_bytes: usize,
     /// Things that go at first. 0 at the side that answers.
     pub(super) first: usize,
-    /// Whether it goes through the memory that it has, or stays at one place.
-    pub(super) walks: bool,
+    /// What memory it goes through.
+    pub(super) path: Path,
+}
+
+/// How a side goes through the memory that it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Path {
+    /// It stays at one place.
+    Stays,
+    /// From its beginning to its end.
+    InOrder,
+    /// What goes has this many bytes from one place and the others from another one, at random, at a multiple of their
+    /// number. What comes goes in order.
+    Gathers { header_bytes: usize },
 }
 
 /// Bytes that a socket takes at once, whatever its peer does.
 const SEND_AT_ONCE_MAX: usize = 64 * 1024;
+const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
 /// Which operation a completion belongs to.
 const RECEIVE: u64 = 1;
 const SEND: u64 = 2;
@@ -112,24 +128,21 @@ impl Ring {
         stock: &[u8],
         on_come: &mut dyn FnMut(usize) -> bool,
     ) -> io::Result<()> {
-        let (mut room_at, mut stock_at) = (0, 0);
+        let stays = flow.path == Path::Stays;
+        let (mut room_at, mut sends) = (0, Sends::new(flow, stock));
         let (mut owed, mut awaited, mut came_bytes) = (flow.first, 0, 0);
         let (mut sent_bytes, mut receives, mut goes_on) = (0, false, true);
         loop {
             if sent_bytes == 0 && owed > 0 {
                 sent_bytes = owed * flow.goes_bytes;
-                if !flow.walks || stock_at + sent_bytes > stock.len() {
-                    stock_at = 0;
-                }
-                self.queue_send(&stock[stock_at..stock_at + sent_bytes]);
-                stock_at += sent_bytes;
+                self.queue_sends(&mut sends, owed);
                 awaited += owed;
                 owed = 0;
             }
             // Who answers does not know whether more comes.
             let more_comes = flow.first == 0 || awaited > 0;
             if !receives && more_comes {
-                if !flow.walks || room_at == room.len() {
+                if stays || room_at == room.len() {
                     room_at = 0;
                 }
                 let end = room.len().min(room_at + RECEIVE_BYTES_MAX);
@@ -158,6 +171,20 @@ impl Ring {
         }
     }
 
+    /// Queues a send of that many things.
+    fn queue_sends(&mut self, sends: &mut Sends<'_>, count: usize) {
+        let Path::Gathers { header_bytes } = sends.flow.path else {
+            let part = sends.next_part(count);
+            self.queue_send(part);
+            return;
+        };
+        sends.gather(count, header_bytes);
+        let send = opcode::SendMsg::new(self.fd, &raw const sends.message)
+            .flags(SEND_FLAGS.cast_unsigned())
+            .build();
+        self.push(&send.user_data(SEND));
+    }
+
     fn complete(&mut self) -> io::Result<usize> {
         loop {
             if let Some((_, count)) = self.next()? {
@@ -169,9 +196,8 @@ impl Ring {
 
     fn queue_send(&mut self, bytes: &[u8]) {
         let len = u32::try_from(bytes.len()).expect("small");
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_WAITALL;
         let send = opcode::Send::new(self.fd, bytes.as_ptr(), len)
-            .flags(flags)
+            .flags(SEND_FLAGS)
             .build();
         self.push(&send.user_data(SEND));
     }
@@ -220,5 +246,69 @@ impl Ring {
                 Err(_) => Err(io::Error::from_raw_os_error(-result)),
             },
         }
+    }
+}
+
+/// What a side sends next, of one send at a time.
+struct Sends<'a> {
+    flow: Flow,
+    stock: &'a [u8],
+    at: usize,
+    random: SplitMix64,
+    /// The parts of the send under way, which `message` names.
+    parts: Vec<libc::iovec>,
+    message: libc::msghdr,
+}
+
+impl<'a> Sends<'a> {
+    fn new(flow: Flow, stock: &'a [u8]) -> Self {
+        Self {
+            flow,
+            stock,
+            at: 0,
+            random: SplitMix64::new(1),
+            parts: Vec::new(),
+            message: libc::msghdr {
+                msg_name: ptr::null_mut(),
+                msg_namelen: 0,
+                msg_iov: ptr::null_mut(),
+                msg_iovlen: 0,
+                msg_control: ptr::null_mut(),
+                msg_controllen: 0,
+                msg_flags: 0,
+            },
+        }
+    }
+
+    /// So many things that lie together.
+    fn next_part(&mut self, count: usize) -> &'a [u8] {
+        let len = count * self.flow.goes_bytes;
+        if self.flow.path == Path::Stays || self.at + len > self.stock.len() {
+            self.at = 0;
+        }
+        let part = &self.stock[self.at..self.at + len];
+        self.at += len;
+        part
+    }
+
+    /// So many things, of two parts each.
+    fn gather(&mut self, count: usize, header_bytes: usize) {
+        let body_bytes = self.flow.goes_bytes - header_bytes;
+        let places = u32::try_from(self.stock.len() / body_bytes).expect("not that many");
+        self.parts.clear();
+        for _ in 0..count {
+            let at = self.random.below(places) as usize * body_bytes;
+            for part in [
+                &self.stock[..header_bytes],
+                &self.stock[at..at + body_bytes],
+            ] {
+                self.parts.push(libc::iovec {
+                    iov_base: part.as_ptr().cast_mut().cast(),
+                    iov_len: part.len(),
+                });
+            }
+        }
+        self.message.msg_iov = self.parts.as_mut_ptr();
+        self.message.msg_iovlen = self.parts.len();
     }
 }

@@ -52,6 +52,12 @@ impl Commands {
             answer_bytes: COMPLETION_BYTES + in_bytes,
             depth: self.depth,
             walk_bytes: if walks { DISK_BYTES } else { 0 },
+            // What is written lies where it was received: nobody knows its place before.
+            header_bytes: if self.random && !self.writes {
+                COMPLETION_BYTES
+            } else {
+                0
+            },
         }
     }
 }
@@ -107,7 +113,7 @@ const fn to_disk(commands: Commands) -> Commands {
 
 const ONE: Commands = Commands { depth: 1, ..SMALL };
 
-pub(super) const ROWS: [Row; 14] = [
+pub(super) const ROWS: [Row; 15] = [
     Row {
         unit: "us p50",
         goal: Goal::AtMost(1.3),
@@ -116,6 +122,14 @@ pub(super) const ROWS: [Row; 14] = [
     },
     row("nvme_read_4k_depth_1_rate", ONE, true),
     row("nvme_read_4k_depth_32", SMALL, true),
+    row(
+        "nvme_seq",
+        Commands {
+            random: false,
+            ..SMALL
+        },
+        true,
+    ),
     row("nvme_write_4k_depth_32", to_disk(SMALL), true),
     row("nvme_read_128k", LARGE, true),
     row("nvme_write_128k", to_disk(LARGE), true),

@@ -27,7 +27,7 @@ const STAGING_BYTES: usize = 128 * 1024;
 /// data behind go straight to their place.
 const HEADERS_BYTES: usize = 512;
 /// Data of at least this much are large.
-const LARGE_BYTES_MIN: usize = 16 * 1024;
+const LARGE_BYTES_MIN: u32 = 16 * 1024;
 /// Data that are missing by at least this much are received straight into their memory.
 const DIRECT_BYTES_MIN: u32 = 4096;
 /// Most of them at once: they are to be in cache when their digest is folded.
@@ -95,7 +95,7 @@ pub(super) struct Connection {
     arrivals: Rc<std::cell::RefCell<Vec<Option<Arrival>>>>,
     staging: Option<RegionMut>,
     unread: Range<usize>,
-    /// The last data that were asked for are large.
+    /// The last command brings large data.
     expects_large: bool,
     out: Vec<u8>,
 }
@@ -209,6 +209,7 @@ impl Connection {
     fn on_command(&mut self, slot: u16, command: Command, data_follow: bool) {
         let has_data = command.direction() == Direction::ToController;
         let len = command.sgl.len_bytes();
+        self.expects_large = has_data && len >= LARGE_BYTES_MIN;
         if let Some(attached) = self.link.attached.get()
             && (attached.queue_id == 0 || command.opcode == admin::FABRICS)
             && !(has_data && len > 0)
@@ -262,7 +263,6 @@ impl Connection {
 
     /// Makes room for a command's data; they are on their way if `data_follow`, else asked for.
     fn take_data(&mut self, slot: u16, purpose: Purpose, len: usize, data_follow: bool) {
-        self.expects_large = len >= LARGE_BYTES_MIN;
         let index = usize::from(slot);
         let mut arrivals = self.arrivals.borrow_mut();
         if arrivals.len() <= index {
