@@ -137,3 +137,37 @@ fn too_many_paths_are_refused() {
     let refused = run(&arguments).ended_with(2);
     assert!(refused.stderr.contains("at most 16 paths"), "{refused:?}");
 }
+
+#[test]
+fn a_bench_of_several_cores_counts_what_all_of_them_did() {
+    let server = Node::spawn(&mut lunette(&[
+        "nvme",
+        "serve",
+        "--json",
+        "--memory",
+        "4MiB",
+        "--listen",
+        "127.0.0.1:0",
+    ]));
+    let at = server.address();
+    let arguments = ["nvme", "bench", at, "--seconds", "1", "--depth", "4"];
+    for more in [
+        &["--cores", "2"][..],
+        &["--cores", "2", "--sequential", "--write"],
+    ] {
+        let measured = run(&[&arguments[..], more].concat()).ended_with(0).json();
+        let of = |name: &str| measured[name].as_f64().expect("a number");
+        // The time of the slower core, which is hardly longer than was asked for.
+        let per_s = of("commands") / of("iops");
+        assert!((0.9..2.0).contains(&per_s), "{measured}");
+        let by_core = measured["commands_by_core"].as_array().expect("a list");
+        let by_core: Vec<u64> = by_core.iter().filter_map(|count| count.as_u64()).collect();
+        assert!(
+            by_core.len() == 2 && by_core.iter().all(|&count| count > 0),
+            "{measured}"
+        );
+        assert_eq!(Some(by_core.iter().sum()), measured["commands"].as_u64());
+    }
+    let refused = run(&[&arguments[..], &["--cores", "0"]].concat()).ended_with(2);
+    assert!(refused.stderr.contains("1..=64"), "{refused:?}");
+}

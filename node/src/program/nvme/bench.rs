@@ -1,20 +1,25 @@
-//! Measuring reads or writes.
+//! Measuring reads or writes, by one core or several, each of which has a connection of its own.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use hdrhistogram::Histogram;
 use lunette::runtime::arena::RegionMut;
-use lunette::runtime::{arena, spawn_local};
+use lunette::runtime::{Placement, Runtime, arena, spawn_local};
+use lunette_nvmeof::proto::host::HedgeCounts;
 use lunette_nvmeof::{CommandError, RemoteNamespace};
+use lunette_runtime_core::ids::CoreIndex;
 use lunette_runtime_core::random::SplitMix64;
 use serde_json::{Value, json};
 
+use super::core::{CORES_MAX, core};
 use super::failure::{NvmeFailure, Outcome};
 use super::subsystem::{COMMAND_TIMEOUT, SubsystemArguments, connect};
 use crate::program::arguments::IdleChoice;
+use crate::program::failure::Failure;
 use crate::program::size::Size;
 
 #[derive(Args, Debug)]
@@ -24,9 +29,12 @@ pub(super) struct BenchArguments {
     /// Length of one command's data.
     #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = Size::parse)]
     size: Size,
-    /// Commands in flight.
+    /// Commands in flight, of each core.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=512))]
     depth: u16,
+    /// Cores that ask, each over a connection of its own.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(CORES_MAX)))]
+    cores: u16,
     /// How long.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
@@ -38,7 +46,17 @@ pub(super) struct BenchArguments {
     sequential: bool,
     /// What the core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
-    pub(super) idle: IdleChoice,
+    idle: IdleChoice,
+}
+
+/// What a core has measured.
+struct Measured {
+    /// How many commands each core of them has done.
+    by_core: Vec<u64>,
+    latencies_ns: Histogram<u64>,
+    took: Duration,
+    repeated: u64,
+    hedged: HedgeCounts,
 }
 
 /// What the tasks of a measurement share.
@@ -94,7 +112,62 @@ impl Measurement {
 }
 
 /// Keeps commands in flight, and says how many were done and how long they took.
-pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
+pub(super) fn bench(arguments: BenchArguments) -> Result<Value, Failure> {
+    let placement = Placement::Anywhere(usize::from(arguments.cores));
+    let runtime = Runtime::start(&placement, core(arguments.idle, 0))?;
+    let arguments = Arc::new(arguments);
+    let measuring = |core| {
+        let arguments = Arc::clone(&arguments);
+        let measuring = move || async move { measure(&arguments, core).await };
+        let spawned = runtime.spawn_on(CoreIndex(core), measuring);
+        spawned.map_err(NvmeFailure::from)
+    };
+    let all_measuring: Vec<_> = (0..arguments.cores).map(measuring).collect();
+    let mut all: Option<Measured> = None;
+    for measuring in all_measuring {
+        let measured = measuring?.wait().map_err(NvmeFailure::from)??;
+        match &mut all {
+            None => all = Some(measured),
+            Some(all) => all.add(&measured),
+        }
+    }
+    runtime.shut_down().map_err(NvmeFailure::from)?;
+    let all = all.expect("there is at least one core");
+    Ok(all.told(arguments.size.0))
+}
+
+impl Measured {
+    fn add(&mut self, other: &Self) {
+        self.latencies_ns
+            .add(&other.latencies_ns)
+            .expect("all have the same bounds");
+        self.by_core.extend(&other.by_core);
+        self.took = self.took.max(other.took);
+        self.repeated += other.repeated;
+        self.hedged.sent += other.hedged.sent;
+        self.hedged.won += other.hedged.won;
+        self.hedged.withheld += other.hedged.withheld;
+    }
+
+    fn told(&self, size: u64) -> Value {
+        let (count, seconds) = (self.latencies_ns.len(), self.took.as_secs_f64());
+        let us = |quantile| self.latencies_ns.value_at_quantile(quantile) as f64 / 1e3;
+        let hedged = &self.hedged;
+        json!({
+            "commands": count,
+            "commands_by_core": self.by_core,
+            "repeated": self.repeated,
+            "hedged": { "sent": hedged.sent, "won": hedged.won, "withheld": hedged.withheld },
+            "iops": (count as f64 / seconds).round(),
+            "megabytes_per_s": (count as f64 * size as f64 / seconds / 1e4).round() / 100.0,
+            "p50_us": us(0.5),
+            "p99_us": us(0.99),
+        })
+    }
+}
+
+/// What one core of them does.
+async fn measure(arguments: &BenchArguments, core: u16) -> Outcome<Measured> {
     let namespace = connect(&arguments.subsystem, arguments.depth).await?;
     let identity = *namespace.identity();
     let block_bytes = identity.block_bytes();
@@ -114,8 +187,9 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     let measurement = Rc::new(Measurement {
         namespace,
         latencies_ns: RefCell::new(latencies_ns),
-        random: RefCell::new(SplitMix64::new(1)),
-        next: Cell::new(0),
+        random: RefCell::new(SplitMix64::new(1 + u64::from(core))),
+        // Each core goes through all of it, from a place of its own.
+        next: Cell::new(pieces * u64::from(core) / u64::from(arguments.cores)),
         pieces,
         piece_blocks: size >> identity.block_bytes_log2,
         piece_bytes: usize::try_from(size).expect("a command's data are short"),
@@ -128,18 +202,12 @@ pub(super) async fn bench(arguments: BenchArguments) -> Outcome<Value> {
     for task in tasks {
         task.await.expect("a task that nobody cancels")?;
     }
-    let seconds = started.elapsed().as_secs_f64();
-    let latencies_ns = measurement.latencies_ns.borrow();
-    let count = latencies_ns.len();
-    let us = |quantile| latencies_ns.value_at_quantile(quantile) as f64 / 1e3;
-    let hedged = measurement.namespace.hedge_counts();
-    Ok(json!({
-        "commands": count,
-        "repeated": measurement.namespace.repeats(),
-        "hedged": { "sent": hedged.sent, "won": hedged.won, "withheld": hedged.withheld },
-        "iops": (count as f64 / seconds).round(),
-        "megabytes_per_s": (count as f64 * size as f64 / seconds / 1e4).round() / 100.0,
-        "p50_us": us(0.5),
-        "p99_us": us(0.99),
-    }))
+    let latencies_ns = measurement.latencies_ns.borrow().clone();
+    Ok(Measured {
+        by_core: vec![latencies_ns.len()],
+        latencies_ns,
+        took: started.elapsed(),
+        repeated: measurement.namespace.repeats(),
+        hedged: measurement.namespace.hedge_counts(),
+    })
 }

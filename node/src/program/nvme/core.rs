@@ -10,6 +10,9 @@ use crate::program::failure::Failure;
 /// Memory that a server needs beside that of its disk: what is under way.
 const WORKING_BYTES: u64 = 256 << 20;
 
+/// Cores of one command.
+pub(super) const CORES_MAX: u16 = 64;
+
 /// Options of a core whose arena holds a disk of `disk_bytes` as well.
 pub(super) fn core(idle: IdleChoice, disk_bytes: u64) -> CoreOptions {
     // A quarter more, since pieces are rounded up.

@@ -29,7 +29,7 @@ mod watch;
 use clap::{Args, Subcommand};
 
 use self::bench::{BenchArguments, bench};
-use self::core::{core, on_core, run};
+use self::core::on_core;
 use self::describe::{DiscoverArguments, identify, show_offers};
 use self::secrets::{NewSecretArguments, new_secret};
 use self::serve::{ServeArguments, serve};
@@ -95,10 +95,6 @@ pub(super) fn nvme(arguments: NvmeArguments, as_json: bool) -> Result<(), Failur
         NvmeCommand::Watch(arguments) => on_core(async move || watch(&arguments).await),
         NvmeCommand::Read(arguments) => on_core(async move || read(&arguments).await),
         NvmeCommand::Write(arguments) => on_core(async move || write(&arguments).await),
-        NvmeCommand::Bench(arguments) => {
-            let idle = arguments.idle;
-            let measured = run(core(idle, 0), async move || bench(arguments).await)?;
-            output::line(&measured.to_string())
-        }
+        NvmeCommand::Bench(arguments) => output::line(&bench(arguments)?.to_string()),
     }
 }

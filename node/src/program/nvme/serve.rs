@@ -24,7 +24,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::ana::{self, StateChoice};
-use super::core::{core, run};
+use super::core::{CORES_MAX, core, run};
 use super::failure::{NvmeFailure, Outcome};
 use super::secrets::{SecretArguments, TlsArguments};
 use super::subsystem::{SUBSYSTEM, uuid_of};
@@ -72,7 +72,7 @@ pub(super) struct ServeArguments {
     #[command(flatten)]
     tls: TlsArguments,
     /// Cores that serve. Connections go to them in turn.
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(CORES_MAX)))]
     cores: u16,
     /// What a core does when it has nothing to do.
     #[arg(long, value_enum, default_value_t = IdleChoice::Adaptive)]
