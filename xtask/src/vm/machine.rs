@@ -27,7 +27,7 @@ const START_MAX: Duration = Duration::from_secs(30);
 /// Last lines of the console that a failure shows.
 const CONSOLE_LINES_MAX: usize = 40;
 /// The kernel target's name.
-const NVMET_NQN: &str = "nqn.2024-01.test.lunette:target";
+pub(super) const NVMET_NQN: &str = "nqn.2024-01.test.lunette:target";
 const GUEST: &str = include_str!("guest.sh");
 /// Variables that the command gets from here.
 const PASSED_ON: [&str; 8] = [

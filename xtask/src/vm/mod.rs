@@ -15,12 +15,14 @@
 //! | module | subject |
 //! |---|---|
 //! | [`cost`] | what a request costs, beside perftest's |
+//! | [`disks`] | our ends of NVMe/TCP beside the kernel's |
 //! | [`iwarp`] | the soft-iWARP module, compiled |
 //! | [`kernel`] | Debian's kernels: which, fetched, unpacked, with an initial file system |
 //! | [`machine`] | one run: QEMU, its channels, its end |
 //! | [`suite`] | the lane: which test binaries run on which kernel |
 
 mod cost;
+mod disks;
 mod iwarp;
 mod kernel;
 mod machine;
@@ -125,8 +127,11 @@ pub(crate) struct Arguments {
     /// Measures what a request costs, beside perftest's, instead of running a command.
     #[arg(long, conflicts_with = "command")]
     pub(crate) cost: bool,
+    /// Measures our ends of NVMe/TCP beside the kernel's, instead of running a command.
+    #[arg(long, conflicts_with_all = ["command", "cost"])]
+    pub(crate) disks: bool,
     /// The command, run as root in the current folder.
-    #[arg(last = true, required_unless_present = "cost")]
+    #[arg(last = true, required_unless_present_any = ["cost", "disks"])]
     pub(crate) command: Vec<String>,
 }
 
@@ -159,6 +164,7 @@ impl Arguments {
             timeout: timeout.as_secs(),
             qemu: Vec::new(),
             cost: false,
+            disks: false,
             command: vec!["bash".into(), "-c".into(), script],
         }
     }
@@ -171,6 +177,9 @@ impl Arguments {
 pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), TaskError> {
     if arguments.cost {
         return cost::run(workspace, arguments.kernel);
+    }
+    if arguments.disks {
+        return disks::run(workspace, arguments.kernel);
     }
     run_lines(workspace, arguments, |_| true)
 }
