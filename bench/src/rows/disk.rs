@@ -113,7 +113,7 @@ const fn to_disk(commands: Commands) -> Commands {
 
 const ONE: Commands = Commands { depth: 1, ..SMALL };
 
-pub(super) const ROWS: [Row; 15] = [
+pub(super) const ROWS: [Row; 14] = [
     Row {
         unit: "us p50",
         goal: Goal::AtMost(1.3),
@@ -122,14 +122,6 @@ pub(super) const ROWS: [Row; 15] = [
     },
     row("nvme_read_4k_depth_1_rate", ONE, true),
     row("nvme_read_4k_depth_32", SMALL, true),
-    row(
-        "nvme_seq",
-        Commands {
-            random: false,
-            ..SMALL
-        },
-        true,
-    ),
     row("nvme_write_4k_depth_32", to_disk(SMALL), true),
     row("nvme_read_128k", LARGE, true),
     row("nvme_write_128k", to_disk(LARGE), true),

@@ -9,12 +9,12 @@ use lunette_nvmeof_proto::command::{Command, Direction, admin, fabrics};
 use lunette_nvmeof_proto::completion::Status;
 use lunette_nvmeof_proto::controller::{AdminReply, Attached, ControllerStep};
 use lunette_nvmeof_proto::fabrics::CONNECT_DATA_BYTES;
-use lunette_nvmeof_proto::io::IoRequest;
+use lunette_nvmeof_proto::io::{Geometry, IoRequest};
 use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::arena::RegionMut;
 use lunette_runtime::{Scope, arena, control, time};
 
-use super::desk::Job;
+use super::desk::{Desk, Job};
 use super::link::Link;
 use super::server::Server;
 use super::work::{Work, range};
@@ -34,6 +34,17 @@ const DIRECT_BYTES_MIN: u32 = 4096;
 const DIRECT_BYTES_MAX: u32 = 256 * 1024;
 /// Answers that may wait for one host before its next commands are left unread.
 const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// How much is received into staging behind a command: little behind one that brings large data, and as much as there is behind
+/// any other, whatever came before that.
+fn staged_bytes_behind(command: &Command) -> usize {
+    let brings_data = command.direction() == Direction::ToController;
+    if brings_data && command.sgl.len_bytes() >= LARGE_BYTES_MIN {
+        HEADERS_BYTES
+    } else {
+        STAGING_BYTES
+    }
+}
 
 /// What a command with data from the host is for.
 #[derive(Clone, Copy, Debug)]
@@ -95,8 +106,8 @@ pub(super) struct Connection {
     arrivals: Rc<std::cell::RefCell<Vec<Option<Arrival>>>>,
     staging: Option<RegionMut>,
     unread: Range<usize>,
-    /// The last command brings large data.
-    expects_large: bool,
+    /// See [`staged_bytes_behind`].
+    staged_bytes: usize,
     out: Vec<u8>,
 }
 
@@ -111,7 +122,7 @@ impl Connection {
             arrivals: Rc::default(),
             staging: Some(staging),
             unread: 0..0,
-            expects_large: false,
+            staged_bytes: STAGING_BYTES,
             out: Vec::new(),
         })
     }
@@ -209,7 +220,7 @@ impl Connection {
     fn on_command(&mut self, slot: u16, command: Command, data_follow: bool) {
         let has_data = command.direction() == Direction::ToController;
         let len = command.sgl.len_bytes();
-        self.expects_large = has_data && len >= LARGE_BYTES_MIN;
+        self.staged_bytes = staged_bytes_behind(&command);
         if let Some(attached) = self.link.attached.get()
             && (attached.queue_id == 0 || command.opcode == admin::FABRICS)
             && !(has_data && len > 0)
@@ -225,6 +236,7 @@ impl Connection {
             Ok(purpose) if has_data && len > 0 => {
                 self.take_data(slot, purpose, len as usize, data_follow);
             }
+            Ok(Purpose::Io { nsid, request, .. }) if self.read_at_once(slot, nsid, &request) => {}
             Ok(purpose @ Purpose::Io { .. }) => self.carry_out(slot, purpose, None),
             Ok(_) => self
                 .link
@@ -351,6 +363,30 @@ impl Connection {
         }
     }
 
+    /// Answers a read that has just been looked into, if its disk does that now.
+    fn read_at_once(&self, slot: u16, nsid: u32, request: &IoRequest) -> bool {
+        let IoRequest::Read(blocks) = *request else {
+            return false;
+        };
+        let Some((desk, geometry)) = self.desk(nsid) else {
+            return false;
+        };
+        let (offset, len) = range(&geometry, blocks);
+        match desk.read_at_once(offset, len) {
+            None => return false,
+            Some(Ok(found)) => self.link.send_found(slot, found),
+            Some(Err(status)) => self.link.complete(slot, status, 0),
+        }
+        true
+    }
+
+    /// The desk of a namespace, whose commands follow a Connect; none of a Flush for all of them.
+    fn desk(&self, nsid: u32) -> Option<(Rc<Desk>, Geometry)> {
+        let attached = self.link.attached.get().expect("commands follow a Connect");
+        let subsystem = attached.subsystem.expect("queues for I/O have a subsystem");
+        self.server.desk(subsystem, nsid)
+    }
+
     /// Carries a write out from where its data were received, if its disk does that now.
     fn write_at_once(&self, slot: u16, purpose: &Purpose, bytes: &[u8]) -> bool {
         let Purpose::Io {
@@ -364,9 +400,7 @@ impl Connection {
         if !self.server.is_current(&self.link, resets) {
             return false;
         }
-        let attached = self.link.attached.get().expect("commands follow a Connect");
-        let subsystem = attached.subsystem.expect("queues for I/O have a subsystem");
-        let Some((desk, geometry)) = self.server.desk(subsystem, nsid) else {
+        let Some((desk, geometry)) = self.desk(nsid) else {
             return false;
         };
         let (offset, len) = range(&geometry, blocks);
@@ -438,8 +472,7 @@ impl Connection {
             return;
         }
         let attached = self.link.attached.get().expect("commands follow a Connect");
-        let subsystem = attached.subsystem.expect("queues for I/O have a subsystem");
-        let Some((desk, geometry)) = self.server.desk(subsystem, nsid) else {
+        let Some((desk, geometry)) = self.desk(nsid) else {
             // A Flush for all namespaces.
             self.flush_all(slot, attached);
             return;
@@ -498,8 +531,8 @@ impl Connection {
     async fn receive_staged(&mut self) -> Result<(), CloseReason> {
         let staging = self.staging.take().expect("one receive at a time");
         let wire = self.link.wire();
-        let len = if self.expects_large && wire.is_plain() {
-            HEADERS_BYTES
+        let len = if wire.is_plain() {
+            self.staged_bytes
         } else {
             STAGING_BYTES
         };
@@ -539,6 +572,33 @@ impl Connection {
             Ok(0) if self.link.queue.borrow().is_between_pdus() => Err(CloseReason::Peer),
             Ok(0) => Err(CloseReason::Wire(WireFault::Truncated)),
             other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lunette_nvmeof_proto::command::{Sgl, io};
+
+    use super::*;
+
+    /// A large write followed by reads: their commands come many at a time.
+    #[test]
+    fn little_is_received_behind_commands_that_bring_large_data_alone() {
+        let large = LARGE_BYTES_MIN;
+        for (opcode, len_bytes, expected) in [
+            (io::WRITE, large, HEADERS_BYTES),
+            (io::WRITE, large - 1, STAGING_BYTES),
+            (io::READ, large, STAGING_BYTES),
+            (io::FLUSH, 0, STAGING_BYTES),
+        ] {
+            let mut command = Command::new(opcode, 1, [0; 6]);
+            command.sgl = match len_bytes {
+                0 => Sgl::None,
+                len_bytes => Sgl::Transport { len_bytes },
+            };
+            let behind = staged_bytes_behind(&command);
+            assert_eq!(behind, expected, "{opcode} of {len_bytes}");
         }
     }
 }

@@ -16,7 +16,7 @@ use lunette_runtime::{Scope, Signal, time};
 
 use super::link::Link;
 use super::work::Work;
-use crate::disk::Disk;
+use crate::disk::{Disk, Found};
 
 /// What a host may have carried out in its turn, in bytes.
 const QUANTUM_BYTES: usize = 64 * 1024;
@@ -78,11 +78,25 @@ impl Desk {
     /// Writes bytes that lie in the connection's memory, if nobody waits and the disk is one that does
     /// it at once.
     pub(super) fn write_at_once(&self, offset: u64, bytes: &[u8]) -> Option<Result<(), Status>> {
-        if !self.disk.is_immediate() || !self.waiting.borrow().is_empty() || !self.has_room() {
+        if !self.is_free() {
             return None;
         }
         self.begin_at_once(bytes.len().max(COST_BYTES_MIN));
         self.disk.write_at_once(offset, bytes)
+    }
+
+    /// Reads, under the same conditions.
+    pub(super) fn read_at_once(&self, offset: u64, len: usize) -> Option<Result<Found, Status>> {
+        if !self.is_free() {
+            return None;
+        }
+        self.begin_at_once(len.max(COST_BYTES_MIN));
+        self.disk.read_at_once(offset, len)
+    }
+
+    /// Whether what is asked of the disk now is done at once.
+    fn is_free(&self) -> bool {
+        self.disk.is_immediate() && self.waiting.borrow().is_empty() && self.has_room()
     }
 
     /// Aborts a command of a host's connection that waits here.
