@@ -14,7 +14,9 @@ use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::{Disk, Export, ExportedDisk, MemoryDisk, Server, ServerOptions};
 use lunette_runtime::arena::{Exposed, HugePages};
 use lunette_runtime::net::{TcpListener, TcpStream};
-use lunette_runtime::{ControlHere, CoreOptions, Idle, Placement, block_on, spawn_local, topology};
+use lunette_runtime::{
+    ControlHere, CoreOptions, Idle, Placement, arena, block_on, spawn_local, topology,
+};
 use lunette_runtime_core::ids::NodeId;
 use lunette_transfer::engine::{Engine, EngineHost, EngineOptions, RegisterOptions};
 
@@ -311,6 +313,8 @@ fn serve_disk(cpu: usize, spin: Duration) -> io::Result<()> {
         let listener = TcpListener::bind(loopback())?;
         let address = listener.local_addr();
         let disk = MemoryDisk::new(DISK_BYTES as u64).map_err(io::Error::other)?;
+        // As `lunette nvme serve` does.
+        drop(spawn_local(async { arena().touch_ahead(DISK_BYTES).await }));
         let export = Export {
             name: Nqn::new(DISK_NAME).map_err(io::Error::other)?,
             hosts: None,

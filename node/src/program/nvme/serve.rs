@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::Args;
 use lunette::runtime::net::{REBIND_WAIT, TcpListener};
-use lunette::runtime::{Answer, Placement, Runtime, spawn_local, spawn_on, time};
+use lunette::runtime::{Answer, Placement, Runtime, arena, spawn_local, spawn_on, time};
 use lunette_nvmeof::proto::controller::{CONTROLLER_ID_MAX, Secrets};
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::{
@@ -35,6 +35,8 @@ use crate::program::size::Size;
 
 /// Lets a server listen beyond loopback if it is 1.
 const INSECURE: &str = "LUNETTE_INSECURE";
+/// Memory of a disk that is touched before it is written, and is made of huge pages so: at most so far ahead.
+const AHEAD_BYTES_MAX: usize = 64 << 20;
 /// How often a server looks whether it is to end.
 const END_PAUSE: Duration = Duration::from_millis(50);
 
@@ -223,7 +225,15 @@ impl Medium {
 
     async fn here(&self) -> Outcome<Disk> {
         Ok(match self {
-            Self::Memory(len_bytes) => Disk::Memory(MemoryDisk::new(*len_bytes)?),
+            Self::Memory(len_bytes) => {
+                let disk = MemoryDisk::new(*len_bytes)?;
+                let ahead_bytes = usize::try_from(*len_bytes).unwrap_or(usize::MAX);
+                let ahead_bytes = ahead_bytes.min(AHEAD_BYTES_MAX);
+                drop(spawn_local(async move {
+                    arena().touch_ahead(ahead_bytes).await;
+                }));
+                Disk::Memory(disk)
+            }
             Self::Shared(disk) => Disk::Shared(disk.here()),
             Self::File(path, block) => Disk::File(FileDisk::open(path, *block).await?),
         })
