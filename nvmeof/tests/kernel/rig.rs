@@ -36,6 +36,26 @@ pub(crate) const DIGESTS: [Digests; 4] = [
     Digests::BOTH,
 ];
 
+/// Where the kernel's target is, if that is another machine: its address, and the name of its subsystem.
+const ELSEWHERE: [&str; 2] = ["LUNETTE_NVMET_ADDRESS", "LUNETTE_NVMET_NQN"];
+
+fn elsewhere() -> Option<[String; 2]> {
+    let [address, name] = ELSEWHERE.map(|name| std::env::var(name).ok());
+    Some([address?, name?])
+}
+
+/// Where the kernel's target listens, here or elsewhere.
+pub(crate) fn target_address() -> SocketAddr {
+    let address = elsewhere().map_or_else(|| TARGET.to_owned(), |[address, _]| address);
+    address.parse().expect("an address")
+}
+
+/// Its subsystem.
+pub(crate) fn target_name() -> Nqn {
+    let name = elsewhere().map_or_else(|| TARGET_NAME.to_owned(), |[_, name]| name);
+    Nqn::new(&name).expect("a name")
+}
+
 /// Runs a script, and fails with what it said if it fails.
 pub(crate) fn sh(script: &str) -> String {
     let output = Command::new("bash").args(["-euc", script]).output();
@@ -45,8 +65,11 @@ pub(crate) fn sh(script: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A target in the kernel, with a namespace in memory.
+/// A target in the kernel, with a namespace in memory, unless there is one elsewhere.
 pub(crate) fn bring_target_up() {
+    if elsewhere().is_some() {
+        return;
+    }
     let (port, megabytes) = (4421, TARGET_BYTES >> 20);
     let uuid = "77777777-7777-7777-7777-777777777777";
     sh(&format!(

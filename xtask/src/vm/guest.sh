@@ -136,10 +136,22 @@ add_scratch() { # add_scratch: temporary files on the first half of the drive, t
   environment+=("TMPDIR=$TMPDIR" LUNETTE_NVME_COMMANDS=/dev/ng1 LUNETTE_NVME_BLOCKS=/dev/ns1)
 }
 
+add_forwarded() { # the port that what is forwarded comes in by, with the address that QEMU expects there
+  modprobe virtio_net
+  local port
+  for port in /sys/class/net/*; do
+    [[ -e $port/device ]] || continue
+    port=${port##*/}
+    ip address add 10.0.2.15/24 dev "$port"
+    ip link set "$port" up
+  done
+}
+
 if [[ $rdma != none ]]; then add_rdma "$rdma"; fi
 if ((nvmet_megabytes)); then add_nvmet "$nvmet_megabytes"; fi
 if ((nvme_drive)); then add_nvme; fi
 if ((scratch)); then add_scratch; fi
+if ((forwards)); then add_forwarded; fi
 
 echo ready >&9
 trap - ERR

@@ -323,6 +323,10 @@ fn guest_script(kernel: &Kernel, arguments: &Arguments) -> Result<String, TaskEr
         ("nvmet_megabytes", arguments.nvmet.to_string()),
         ("nvme_drive", u8::from(arguments.nvme > 0).to_string()),
         ("scratch", u8::from(arguments.scratch).to_string()),
+        (
+            "forwards",
+            u8::from(!arguments.forward.is_empty()).to_string(),
+        ),
     ] {
         text += &format!("{name}={}\n", quoted(&value));
     }
@@ -401,6 +405,14 @@ fn qemu(kernel: &Kernel, arguments: &Arguments, folder: &Path) -> Result<Command
             &format!("if=none,id=ns1,format=raw,file={}", at("nvme")),
         ]);
         command.args(["-device", "nvme-ns,bus=nvme0,drive=ns1,nsid=1"]);
+    }
+    if !arguments.forward.is_empty() {
+        let mut network = String::from("user,id=forward,restrict=on");
+        for (host, guest) in &arguments.forward {
+            network += &format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}");
+        }
+        command.args(["-netdev", &network]);
+        command.args(["-device", "virtio-net-pci,netdev=forward"]);
     }
     command.args(&arguments.qemu);
     Ok(command)

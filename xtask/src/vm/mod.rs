@@ -16,6 +16,7 @@
 //! |---|---|
 //! | [`cost`] | what a request costs, beside perftest's |
 //! | [`disks`] | our ends of NVMe/TCP beside the kernel's |
+//! | [`forwarded`] | our NVMe/TCP host on this machine, the kernel's target in another one |
 //! | [`iwarp`] | the soft-iWARP module, compiled |
 //! | [`kernel`] | Debian's kernels: which, fetched, unpacked, with an initial file system |
 //! | [`machine`] | one run: QEMU, its channels, its end |
@@ -23,6 +24,7 @@
 
 mod cost;
 mod disks;
+mod forwarded;
 mod iwarp;
 mod kernel;
 mod machine;
@@ -112,6 +114,10 @@ pub(crate) struct Arguments {
     /// Memory of the machine in megabytes; the overlay may use three quarters of it.
     #[arg(long, value_name = "MEGABYTES", default_value_t = 3072)]
     pub(crate) memory: u32,
+    /// Forwards a TCP port of this host, of 127.0.0.1, to one of the machine; may be given several times. Nothing else of
+    /// the host's network can be reached in there.
+    #[arg(long, value_name = "HOST:GUEST", value_parser = two_ports)]
+    pub(crate) forward: Vec<(u16, u16)>,
     /// Lets the guest write to this folder of the host; may be given several times.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) rw: Vec<PathBuf>,
@@ -133,6 +139,13 @@ pub(crate) struct Arguments {
     /// The command, run as root in the current folder.
     #[arg(last = true, required_unless_present_any = ["cost", "disks"])]
     pub(crate) command: Vec<String>,
+}
+
+fn two_ports(text: &str) -> Result<(u16, u16), String> {
+    let port = |text: &str| text.parse().ok().filter(|&port: &u16| port > 0);
+    let ports = text.split_once(':');
+    let ports = ports.and_then(|(host, guest)| Some((port(host)?, port(guest)?)));
+    ports.ok_or_else(|| "two ports are wanted, as 4420:4420".into())
 }
 
 impl Arguments {
@@ -158,6 +171,7 @@ impl Arguments {
             scratch: true,
             cpus: 2,
             memory: 3072,
+            forward: Vec::new(),
             rw: Vec::new(),
             // Properties are not what this lane is for.
             env: vec!["LUNETTE_VM=1".into(), "PROPTEST_CASES=32".into()],
@@ -263,4 +277,17 @@ fn tool(command: &mut Command) -> Result<Vec<u8>, TaskError> {
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(TaskError::Vm(format!("`{program}`: {}", said.trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_come_in_twos() {
+        assert_eq!(two_ports("1:65535"), Ok((1, 65_535)));
+        for wrong in ["", "1", "1:", ":1", "0:1", "1:65536", "1:2:3"] {
+            assert!(two_ports(wrong).is_err(), "{wrong}");
+        }
+    }
 }

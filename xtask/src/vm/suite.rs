@@ -8,7 +8,7 @@ use std::time::Duration;
 use std::{fs, mem, thread};
 
 use super::kernel::{Kernel, io};
-use super::{Arguments, Rdma, Series, run_lines};
+use super::{Arguments, Rdma, Series, forwarded, run_lines};
 use crate::binaries::{self, Binary};
 use crate::tally::Tally;
 use crate::task_error::TaskError;
@@ -222,7 +222,7 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskEr
         let ran = run_lines(workspace, &arguments, |line| tally.line(line));
         (tally, ran)
     };
-    thread::scope(|scope| {
+    let in_machines = thread::scope(|scope| {
         let runs = MACHINES.map(|machine| scope.spawn(move || in_machine(machine)));
         let mut ended = Ok(());
         for run in runs {
@@ -233,7 +233,11 @@ pub(crate) fn run(workspace: &Workspace, tally: &mut Tally) -> Result<(), TaskEr
             ended = ended.and(ran);
         }
         ended
-    })
+    });
+    let binaries = || built.iter().flat_map(|(_, binaries)| binaries);
+    let kernel = binaries().find(|binary| binary.name == "kernel");
+    let kernel = kernel.expect("a set that lacks it has been refused");
+    in_machines.and(forwarded::run(workspace, kernel, tally))
 }
 
 /// The thread that waits for a machine has.
