@@ -14,6 +14,7 @@ use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::arena::RegionMut;
 use lunette_runtime::{Scope, arena, control, time};
 
+use super::arrivals::{Arrival, Arrivals, Purpose};
 use super::desk::{Desk, Job};
 use super::link::Link;
 use super::server::Server;
@@ -46,43 +47,6 @@ fn staged_bytes_behind(command: &Command) -> usize {
     }
 }
 
-/// What a command with data from the host is for.
-#[derive(Clone, Copy, Debug)]
-enum Purpose {
-    Connect(Command),
-    Authenticate(Command),
-    Io {
-        nsid: u32,
-        request: IoRequest,
-        /// How often the controller had been reset.
-        resets: u64,
-    },
-    /// It ends so as soon as its data have passed.
-    Refused(Status),
-}
-
-/// A command whose data are coming.
-#[derive(Debug)]
-struct Arrival {
-    purpose: Purpose,
-    len: usize,
-    /// None while it is lent to a receive, for one that is refused, and until there is need of it.
-    room: Option<RegionMut>,
-}
-
-impl Arrival {
-    /// Room for the data, unless nobody wants them. Without memory the command is refused.
-    fn room(&mut self) -> Option<&mut RegionMut> {
-        if self.room.is_none() && !matches!(self.purpose, Purpose::Refused(_)) {
-            self.room = arena().alloc(self.len).ok();
-            if self.room.is_none() {
-                self.purpose = Purpose::Refused(Status::NAMESPACE_NOT_READY);
-            }
-        }
-        self.room.as_mut()
-    }
-}
-
 /// All data of a command, as they lie in the staging buffer.
 #[derive(Clone, Copy, Debug)]
 struct Whole<'a> {
@@ -103,7 +67,7 @@ pub(super) struct Connection {
     link: Rc<Link>,
     /// Commands that take time.
     tasks: Rc<Scope>,
-    arrivals: Rc<std::cell::RefCell<Vec<Option<Arrival>>>>,
+    arrivals: Arrivals,
     staging: Option<RegionMut>,
     unread: Range<usize>,
     /// See [`staged_bytes_behind`].
@@ -119,7 +83,7 @@ impl Connection {
             server,
             link,
             tasks: Rc::new(Scope::new()),
-            arrivals: Rc::default(),
+            arrivals: Arrivals::default(),
             staging: Some(staging),
             unread: 0..0,
             staged_bytes: STAGING_BYTES,
@@ -175,14 +139,16 @@ impl Connection {
                     command,
                     data_len_bytes,
                 } => self.on_command(slot, command, data_len_bytes > 0),
-                ControllerStep::Data { slot, bytes, .. } if self.is_whole(slot, bytes.len()) => {
+                ControllerStep::Data { slot, bytes, .. }
+                    if self.arrivals.is_whole(slot, bytes.len()) =>
+                {
                     whole = Some(Whole { slot, bytes });
                 }
                 ControllerStep::Data {
                     slot,
                     offset_bytes,
                     bytes,
-                } => self.place(slot, offset_bytes as usize, bytes),
+                } => self.arrivals.place(slot, offset_bytes as usize, bytes),
                 ControllerStep::NeedData {
                     slot,
                     offset_bytes,
@@ -190,7 +156,7 @@ impl Connection {
                 } => {
                     let is_direct = len_bytes >= DIRECT_BYTES_MIN
                         && self.link.wire().is_plain()
-                        && self.has_room(slot);
+                        && self.arrivals.has_room(slot);
                     return Ok(if is_direct {
                         Next::Direct {
                             slot,
@@ -208,7 +174,7 @@ impl Connection {
                 ControllerStep::NeedBytes => {
                     // Their digest has not come with them.
                     if let Some(Whole { slot, bytes }) = whole {
-                        self.place(slot, 0, bytes);
+                        self.arrivals.place(slot, 0, bytes);
                     }
                     return Ok(Next::Staging);
                 }
@@ -275,67 +241,30 @@ impl Connection {
 
     /// Makes room for a command's data; they are on their way if `data_follow`, else asked for.
     fn take_data(&mut self, slot: u16, purpose: Purpose, len: usize, data_follow: bool) {
-        let index = usize::from(slot);
-        let mut arrivals = self.arrivals.borrow_mut();
-        if arrivals.len() <= index {
-            arrivals.resize_with(index + 1, || None);
-        }
-        let arrival = arrivals[index].insert(Arrival {
-            purpose,
-            len,
-            room: None,
-        });
+        self.arrivals.begin(slot, purpose, len);
         if data_follow {
             return;
         }
-        arrival.room = arena().alloc(len).ok();
-        if arrival.room.is_some() {
+        if let Ok(room) = arena().alloc(len) {
+            self.arrivals.give(slot, room);
             self.link.request_data(slot);
             return;
         }
-        let (link, arrivals) = (Rc::clone(&self.link), Rc::clone(&self.arrivals));
+        let (link, arrivals) = (Rc::clone(&self.link), self.arrivals.clone());
         self.spawn(async move {
             let Some(room) = room(len).await else {
-                arrivals.borrow_mut()[index] = None;
+                arrivals.end(slot);
                 link.complete(slot, Status::NAMESPACE_NOT_READY, 0);
                 return;
             };
-            let mut arrivals = arrivals.borrow_mut();
-            let arrival = arrivals[index].as_mut().expect("it waits for its room");
-            arrival.room = Some(room);
+            arrivals.give(slot, room);
             link.request_data(slot);
         });
     }
 
-    /// Whether so many bytes are all data of a command for I/O, and none have been placed.
-    fn is_whole(&self, slot: u16, len: usize) -> bool {
-        let arrivals = self.arrivals.borrow();
-        arrivals[usize::from(slot)].as_ref().is_some_and(|arrival| {
-            let is_wanted = matches!(arrival.purpose, Purpose::Io { .. });
-            is_wanted && arrival.len == len && arrival.room.is_none()
-        })
-    }
-
-    fn has_room(&self, slot: u16) -> bool {
-        let mut arrivals = self.arrivals.borrow_mut();
-        let arrival = arrivals[usize::from(slot)].as_mut();
-        arrival.is_some_and(|arrival| arrival.room().is_some())
-    }
-
-    fn place(&self, slot: u16, offset: usize, bytes: &[u8]) {
-        let mut arrivals = self.arrivals.borrow_mut();
-        let arrival = arrivals[usize::from(slot)]
-            .as_mut()
-            .expect("data of a command");
-        if let Some(room) = arrival.room() {
-            room.as_mut_slice()[offset..offset + bytes.len()].copy_from_slice(bytes);
-        }
-    }
-
     /// All data of a command have come: to its room, or as `whole`.
     fn on_data_end(&mut self, slot: u16, is_intact: bool, whole: Option<&[u8]>) {
-        let taken = self.arrivals.borrow_mut()[usize::from(slot)].take();
-        let mut arrival = taken.expect("data of a command");
+        let mut arrival = self.arrivals.end(slot);
         if let Some(bytes) = whole.filter(|_| is_intact) {
             if self.write_at_once(slot, &arrival.purpose, bytes) {
                 return;
@@ -549,9 +478,7 @@ impl Connection {
         offset: usize,
         len: u32,
     ) -> Result<(), CloseReason> {
-        let index = usize::from(slot);
-        let lend = |arrival: &mut Option<Arrival>| arrival.as_mut()?.room.take();
-        let room = lend(&mut self.arrivals.borrow_mut()[index]).expect("just seen");
+        let room = self.arrivals.lend(slot);
         let len = len.min(DIRECT_BYTES_MAX) as usize;
         let (result, room) = self.link.stream.recv(room, offset, len).await;
         let count = self.check(result.map_err(CloseReason::Io));
@@ -559,11 +486,7 @@ impl Connection {
             let bytes = &room.as_slice()[offset..offset + count];
             self.link.queue.borrow_mut().on_data(bytes);
         }
-        let mut arrivals = self.arrivals.borrow_mut();
-        let arrival = arrivals[index]
-            .as_mut()
-            .expect("it stays until its data end");
-        arrival.room = Some(room);
+        self.arrivals.give(slot, room);
         count.map(drop)
     }
 

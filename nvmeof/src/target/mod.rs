@@ -5,10 +5,12 @@
 //! | `server` | [`Server`]: subsystems, listeners, who is connected, keep-alive |
 //! | `hub` | what the cores of one server share |
 //! | `connection` | one connection: from bytes to commands |
+//! | `arrivals` | commands whose data are coming |
 //! | `desk` | whose command a disk carries out next |
 //! | `link` | what answers a command, whoever does |
 //! | `work` | carrying out commands |
 
+mod arrivals;
 mod connection;
 mod desk;
 mod hub;
