@@ -4,6 +4,7 @@
 #[cfg(test)]
 mod tests {
     use std::future::pending;
+    use std::io::{ErrorKind, Read as _};
     use std::net::SocketAddr;
     use std::rc::Rc;
     use std::sync::Arc;
@@ -37,6 +38,8 @@ mod tests {
     };
     /// The host is on the last core, the server on the others.
     const SERVERS: u16 = 2;
+    /// Of all cores of the server: two controllers, and two more.
+    const CONNECTIONS_MAX: usize = 12;
 
     fn name() -> Nqn {
         Nqn::new("nqn.2026-01.example:disk").expect("a name")
@@ -108,7 +111,10 @@ mod tests {
                     ana_group: 1,
                 }],
             };
-            let options = ServerOptions::default();
+            let options = ServerOptions {
+                connections_max: CONNECTIONS_MAX,
+                ..ServerOptions::default()
+            };
             let spread = Server::spread(options, vec![export], &[address], SERVERS.into());
             let (server, seats) = spread.expect("a server");
             for (core, seat) in (1..).zip(seats) {
@@ -210,6 +216,54 @@ mod tests {
         controller.shut_down().await.expect("in order");
         drop((controller, queues));
         known.until(|connections| connections == [0, 0]).await;
+    }
+
+    #[test]
+    fn the_limit_of_connections_is_that_of_all_cores() {
+        run(async || {
+            let known = serve(async |_server| {}).await;
+            let first = connect(&known).await;
+            let second = connect(&known).await;
+            // They come at once, before the server looks.
+            let strangers: Vec<std::net::TcpStream> = (0..8)
+                .map(|_| std::net::TcpStream::connect(known.address).expect("taken"))
+                .collect();
+            for stranger in &strangers {
+                stranger.set_nonblocking(true).expect("a socket");
+            }
+            let closing = async {
+                while strangers.iter().filter(|stream| is_closed(stream)).count() < 6 {
+                    let connections: usize = known.connections().iter().sum();
+                    assert!(connections <= CONNECTIONS_MAX, "{connections} are");
+                    time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let closed = time::timeout(TIMEOUT, closing).await;
+            closed.expect("those beyond the limit are closed");
+            for queue in first.1.iter().chain(&second.1) {
+                write(queue, 0, 1).await.expect("the others go on");
+            }
+            drop(strangers);
+            known
+                .until(|connections| connections.iter().sum::<usize>() == 10)
+                .await;
+            // There is room again for as many, wherever they go.
+            let config = config();
+            let third = RemoteController::connect(known.address, &name(), config).await;
+            let third = third.expect("room for an admin queue");
+            let last = third.queue().await.expect("and for one beside it");
+            let beyond = third.queue().await.expect_err("no room for another one");
+            assert!(beyond.is_retryable(), "{beyond}");
+            write(&last, 0, 1).await.expect("it goes on");
+        });
+    }
+
+    /// Whether the other end has closed it.
+    fn is_closed(mut stream: &std::net::TcpStream) -> bool {
+        match stream.read(&mut [0; 1]) {
+            Ok(count) => count == 0,
+            Err(error) => error.kind() != ErrorKind::WouldBlock,
+        }
     }
 
     #[test]
