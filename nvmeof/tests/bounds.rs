@@ -11,9 +11,8 @@ mod tests {
 
     use lunette_nvmeof::proto::completion::Status;
     use lunette_nvmeof::proto::controller::Secrets;
-    use lunette_nvmeof::proto::host::{BringUpFault, PathPolicy, ReconnectOptions};
+    use lunette_nvmeof::proto::host::BringUpFault;
     use lunette_nvmeof::proto::nqn::Nqn;
-    use lunette_nvmeof::proto::pdu::Digests;
     use lunette_nvmeof::{
         ConnectError, Disk, Export, ExportedDisk, HostConfig, MemoryDisk, NamespaceOptions,
         RemoteController, RemoteNamespace, Server, ServerOptions, discover,
@@ -31,15 +30,11 @@ mod tests {
 
     fn config(host: &str) -> HostConfig {
         HostConfig {
-            host: name(host),
-            host_id: [1; 16],
-            digests: Digests::NONE,
             commands_max: 16,
             io_queues: 16,
             keep_alive: Duration::from_secs(60),
             timeout: TIMEOUT,
-            credentials: None,
-            psk: None,
+            ..HostConfig::new(name(host), [1; 16])
         }
     }
 
@@ -132,21 +127,15 @@ mod tests {
     }
 
     async fn namespace(address: SocketAddr, of: &str) -> Result<RemoteNamespace, ConnectError> {
-        RemoteNamespace::connect(NamespaceOptions {
-            addresses: vec![address],
-            subsystem: name(of),
-            nsid: 1,
-            config: HostConfig {
-                io_queues: 1,
-                ..config("h")
-            },
-            policy: PathPolicy::default(),
+        let config = HostConfig {
+            io_queues: 1,
+            ..config("h")
+        };
+        let options = NamespaceOptions {
             path_timeout: TIMEOUT,
-            hedge: None,
-            reconnect: ReconnectOptions::default(),
-            seed: 1,
-        })
-        .await
+            ..NamespaceOptions::new(address, name(of), config)
+        };
+        RemoteNamespace::connect(options).await
     }
 
     async fn first_block(namespace: &RemoteNamespace) -> Vec<u8> {

@@ -16,7 +16,7 @@ mod tests {
     use lunette_nvmeof::proto::command::{self, Command};
     use lunette_nvmeof::proto::completion::Status;
     use lunette_nvmeof::proto::controller::Secrets;
-    use lunette_nvmeof::proto::host::{BringUpFault, PathPolicy, ReconnectOptions};
+    use lunette_nvmeof::proto::host::BringUpFault;
     use lunette_nvmeof::proto::io::Blocks;
     use lunette_nvmeof::proto::log_page::{AnaState, ChannelSecurity};
     use lunette_nvmeof::proto::nqn::Nqn;
@@ -41,30 +41,20 @@ mod tests {
     }
 
     fn config(digests: Digests) -> HostConfig {
+        let host = Nqn::new("nqn.2026-01.example:host").expect("a name");
         HostConfig {
-            host: Nqn::new("nqn.2026-01.example:host").expect("a name"),
-            host_id: [1; 16],
             digests,
-            commands_max: 64,
             io_queues: 4,
             keep_alive: Duration::from_secs(5),
             timeout: TIMEOUT,
-            credentials: None,
-            psk: None,
+            ..HostConfig::new(host, [1; 16])
         }
     }
 
     fn options(address: SocketAddr, digests: Digests) -> NamespaceOptions {
         NamespaceOptions {
-            addresses: vec![address],
-            subsystem: name(),
-            nsid: 1,
-            config: config(digests),
-            policy: PathPolicy::default(),
             path_timeout: TIMEOUT,
-            hedge: None,
-            reconnect: ReconnectOptions::default(),
-            seed: 1,
+            ..NamespaceOptions::new(address, name(), config(digests))
         }
     }
 

@@ -11,7 +11,6 @@ mod tests {
 
     use lunette_nvmeof::proto::auth::TlsPsk;
     use lunette_nvmeof::proto::controller::Secrets;
-    use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
     use lunette_nvmeof::proto::log_page::{ChannelSecurity, DiscoveryRecord};
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::proto::pdu::Digests;
@@ -60,15 +59,12 @@ mod tests {
 
     fn config(psk: Option<Arc<TlsPsk>>, digests: Digests) -> HostConfig {
         HostConfig {
-            host: name("host"),
-            host_id: [1; 16],
             digests,
             commands_max: 32,
-            io_queues: 1,
             keep_alive: Duration::from_secs(5),
             timeout: TIMEOUT,
-            credentials: None,
             psk,
+            ..HostConfig::new(name("host"), [1; 16])
         }
     }
 
@@ -77,15 +73,8 @@ mod tests {
         config: HostConfig,
     ) -> Result<RemoteNamespace, ConnectError> {
         let options = NamespaceOptions {
-            addresses: vec![address],
-            subsystem: name("disk"),
-            nsid: 1,
-            config,
-            policy: PathPolicy::default(),
             path_timeout: TIMEOUT,
-            hedge: None,
-            reconnect: ReconnectOptions::default(),
-            seed: 1,
+            ..NamespaceOptions::new(address, name("disk"), config)
         };
         RemoteNamespace::connect(options).await
     }

@@ -46,16 +46,13 @@ mod tests {
     }
 
     fn config() -> HostConfig {
+        let host = Nqn::new("nqn.2026-01.example:host").expect("a name");
         HostConfig {
-            host: Nqn::new("nqn.2026-01.example:host").expect("a name"),
-            host_id: [1; 16],
             digests: Digests::BOTH,
-            commands_max: 64,
             io_queues: 4,
             keep_alive: Duration::from_secs(5),
             timeout: TIMEOUT,
-            credentials: None,
-            psk: None,
+            ..HostConfig::new(host, [1; 16])
         }
     }
 

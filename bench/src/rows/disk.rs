@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use lunette_bench::calls::{Calls, Measure, Pace};
 use lunette_bench::harness::{Failure, Goal};
-use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{HostConfig, NamespaceOptions, RemoteNamespace};
@@ -294,27 +293,10 @@ async fn connected(server: SocketAddr, commands: Commands) -> Result<RemoteNames
         Digests::NONE
     };
     let config = HostConfig {
-        host: Nqn::new("nqn.2026-01.lunette:bench-host")?,
-        host_id: [1; 16],
         digests,
-        commands_max: 64,
-        io_queues: 1,
-        keep_alive: Duration::from_secs(30),
-        timeout: TIMEOUT,
-        credentials: None,
-        psk: None,
+        ..HostConfig::new(Nqn::new("nqn.2026-01.lunette:bench-host")?, [1; 16])
     };
-    let options = NamespaceOptions {
-        addresses: vec![server],
-        subsystem: Nqn::new(DISK_NAME)?,
-        nsid: 1,
-        config,
-        policy: PathPolicy::default(),
-        path_timeout: TIMEOUT,
-        hedge: None,
-        reconnect: ReconnectOptions::default(),
-        seed: 1,
-    };
+    let options = NamespaceOptions::new(server, Nqn::new(DISK_NAME)?, config);
     Ok(RemoteNamespace::connect(options).await?)
 }
 

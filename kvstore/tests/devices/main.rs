@@ -19,7 +19,7 @@ use lunette_kvstore::drive::{
 use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::options::LogOptions;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
-use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
+use lunette_nvmeof::proto::host::ReconnectOptions;
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{HostConfig, NamespaceOptions};
@@ -277,29 +277,22 @@ fn a_namespace_of_the_kernels_target_is_a_drive() {
     bring_target_up();
     run(async || {
         let timeout = Duration::from_secs(30);
+        let name = |name| Nqn::new(name).expect("a name");
+        let config = HostConfig {
+            digests: Digests::BOTH,
+            commands_max: 32,
+            keep_alive: timeout,
+            timeout,
+            ..HostConfig::new(name("nqn.2026-01.example:host"), [9; 16])
+        };
+        let address = ([127, 0, 0, 1], TARGET_PORT).into();
         let namespace = NamespaceOptions {
-            addresses: vec![([127, 0, 0, 1], TARGET_PORT).into()],
-            subsystem: Nqn::new(TARGET_NAME).expect("a name"),
-            nsid: 1,
-            config: HostConfig {
-                host: Nqn::new("nqn.2026-01.example:host").expect("a name"),
-                host_id: [9; 16],
-                digests: Digests::BOTH,
-                commands_max: 32,
-                io_queues: 1,
-                keep_alive: timeout,
-                timeout,
-                credentials: None,
-                psk: None,
-            },
-            policy: PathPolicy::default(),
             path_timeout: timeout,
-            hedge: None,
             reconnect: ReconnectOptions {
                 longest: Duration::from_millis(100),
                 ..ReconnectOptions::default()
             },
-            seed: 3,
+            ..NamespaceOptions::new(address, name(TARGET_NAME), config)
         };
         let owner = Rc::new(Owner::default());
         let options = options(Medium::Namespace(Box::new(namespace)), MIB);

@@ -18,7 +18,7 @@ use lunette_kvstore_log::format::superblock::Identity;
 use lunette_kvstore_log::options::LogOptions;
 use lunette_kvstore_log::recovery::OpenFault;
 use lunette_nvmeof::proto::controller::{Secrets, TargetOptions};
-use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
+use lunette_nvmeof::proto::host::ReconnectOptions;
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{
@@ -115,29 +115,19 @@ impl Target {
 }
 
 fn namespace(address: SocketAddr) -> NamespaceOptions {
+    let config = HostConfig {
+        digests: Digests::BOTH,
+        commands_max: 32,
+        timeout: TIMEOUT,
+        ..HostConfig::new(name("host"), [1; 16])
+    };
     NamespaceOptions {
-        addresses: vec![address],
-        subsystem: name("disk"),
-        nsid: 1,
-        config: HostConfig {
-            host: name("host"),
-            host_id: [1; 16],
-            digests: Digests::BOTH,
-            commands_max: 32,
-            io_queues: 1,
-            keep_alive: Duration::from_secs(20),
-            timeout: TIMEOUT,
-            credentials: None,
-            psk: None,
-        },
-        policy: PathPolicy::default(),
         path_timeout: TIMEOUT,
-        hedge: None,
         reconnect: ReconnectOptions {
             longest: Duration::from_millis(10),
             ..ReconnectOptions::default()
         },
-        seed: 1,
+        ..NamespaceOptions::new(address, name("disk"), config)
     }
 }
 

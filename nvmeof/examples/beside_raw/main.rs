@@ -26,7 +26,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use lunette_nvmeof::proto::controller::Secrets;
-use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{
@@ -348,28 +347,12 @@ async fn exchange(
 
 /// A connection to our server.
 async fn connected(address: SocketAddr, digests: Digests) -> RemoteNamespace {
+    let host = Nqn::new("nqn.2026-01.example:host").expect("a name");
     let config = HostConfig {
-        host: Nqn::new("nqn.2026-01.example:host").expect("a name"),
-        host_id: [1; 16],
         digests,
-        commands_max: 64,
-        io_queues: 1,
-        keep_alive: Duration::from_secs(30),
-        timeout: TIMEOUT,
-        credentials: None,
-        psk: None,
+        ..HostConfig::new(host, [1; 16])
     };
-    let options = NamespaceOptions {
-        addresses: vec![address],
-        subsystem: name(),
-        nsid: 1,
-        config,
-        policy: PathPolicy::default(),
-        path_timeout: TIMEOUT,
-        hedge: None,
-        reconnect: ReconnectOptions::default(),
-        seed: 1,
-    };
+    let options = NamespaceOptions::new(address, name(), config);
     let connected = RemoteNamespace::connect(options).await;
     connected.expect("connected")
 }

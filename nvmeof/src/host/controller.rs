@@ -74,6 +74,23 @@ pub struct HostConfig {
 }
 
 impl HostConfig {
+    /// A host that proves nothing and asks for no digests: 64 commands on one queue, a sign of life within 15 s, and 10 s for
+    /// each admin command.
+    #[must_use]
+    pub const fn new(host: Nqn, host_id: [u8; 16]) -> Self {
+        Self {
+            host,
+            host_id,
+            digests: Digests::NONE,
+            commands_max: 64,
+            io_queues: 1,
+            keep_alive: Duration::from_secs(15),
+            timeout: Duration::from_secs(10),
+            credentials: None,
+            psk: None,
+        }
+    }
+
     fn options(&self, commands_max: u16) -> HostOptions {
         HostOptions {
             digests: self.digests,

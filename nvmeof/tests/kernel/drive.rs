@@ -9,7 +9,6 @@ mod tests {
     use std::time::Duration;
 
     use lunette_nvmeof::proto::completion::Status;
-    use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
     use lunette_nvmeof::proto::io::Blocks;
     use lunette_nvmeof::proto::pdu::Digests;
     use lunette_nvmeof::{CommandError, NamespaceOptions, RemoteNamespace};
@@ -44,15 +43,8 @@ mod tests {
 
     async fn connect(address: SocketAddr, digests: Digests) -> RemoteNamespace {
         let options = NamespaceOptions {
-            addresses: vec![address],
-            subsystem: name(),
-            nsid: 1,
-            config: config(digests),
-            policy: PathPolicy::default(),
             path_timeout: TIMEOUT,
-            hedge: None,
-            reconnect: ReconnectOptions::default(),
-            seed: 5,
+            ..NamespaceOptions::new(address, name(), config(digests))
         };
         RemoteNamespace::connect(options).await.expect("connected")
     }

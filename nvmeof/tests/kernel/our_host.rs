@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{NamespaceOptions, RemoteNamespace};
 use lunette_runtime::arena::RegionMut;
@@ -25,15 +24,8 @@ pub(crate) fn run(scenario: impl AsyncFnOnce() + 'static) {
 /// The target's namespace.
 pub(crate) async fn connect(digests: Digests) -> RemoteNamespace {
     let options = NamespaceOptions {
-        addresses: vec![target_address()],
-        subsystem: target_name(),
-        nsid: 1,
-        config: config(digests),
-        policy: PathPolicy::default(),
         path_timeout: TIMEOUT,
-        hedge: None,
-        reconnect: ReconnectOptions::default(),
-        seed: 3,
+        ..NamespaceOptions::new(target_address(), target_name(), config(digests))
     };
     RemoteNamespace::connect(options).await.expect("connected")
 }

@@ -7,7 +7,7 @@ mod tests {
     use std::thread;
     use std::time::{Duration, Instant};
 
-    use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
+    use lunette_nvmeof::proto::host::PathPolicy;
     use lunette_nvmeof::proto::log_page::AnaState;
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::proto::pdu::Digests;
@@ -26,16 +26,12 @@ mod tests {
 
     async fn connect() -> RemoteNamespace {
         let addresses = [TARGET, SECOND_TARGET].map(|at| at.parse().expect("an address"));
+        let name = Nqn::new(TARGET_NAME).expect("a name");
         let options = NamespaceOptions {
             addresses: addresses.to_vec(),
-            subsystem: Nqn::new(TARGET_NAME).expect("a name"),
-            nsid: 1,
-            config: config(Digests::NONE),
             policy: PathPolicy::RoundRobin,
             path_timeout: TIMEOUT,
-            hedge: None,
-            reconnect: ReconnectOptions::default(),
-            seed: 3,
+            ..NamespaceOptions::new(addresses[0], name, config(Digests::NONE))
         };
         RemoteNamespace::connect(options).await.expect("connected")
     }

@@ -150,16 +150,13 @@ pub(crate) fn cut_target() {
 }
 
 pub(crate) fn config(digests: Digests) -> HostConfig {
+    let host = Nqn::new("nqn.2026-01.example:host").expect("a name");
     HostConfig {
-        host: Nqn::new("nqn.2026-01.example:host").expect("a name"),
-        host_id: [9; 16],
         digests,
-        commands_max: 64,
         io_queues: 2,
         keep_alive: Duration::from_secs(30),
         timeout: Duration::from_secs(30),
-        credentials: None,
-        psk: None,
+        ..HostConfig::new(host, [9; 16])
     }
 }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_nvmeof::proto::controller::Secrets;
-use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
+use lunette_nvmeof::proto::host::ReconnectOptions;
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{
@@ -78,29 +78,20 @@ pub(crate) async fn serve(server: Rc<Server>, addresses: &[&str]) {
 
 /// A host of the disk by these addresses.
 pub(crate) fn options(digests: Digests, addresses: &[&str]) -> NamespaceOptions {
+    let config = HostConfig {
+        digests,
+        commands_max: 8,
+        keep_alive: Duration::from_secs(20),
+        ..HostConfig::new(name("host"), [1; 16])
+    };
     NamespaceOptions {
         addresses: addresses.iter().map(|at| address(at)).collect(),
-        subsystem: name("disk"),
-        nsid: 1,
-        config: HostConfig {
-            host: name("host"),
-            host_id: [1; 16],
-            digests,
-            commands_max: 8,
-            io_queues: 1,
-            keep_alive: Duration::from_secs(20),
-            timeout: Duration::from_secs(10),
-            credentials: None,
-            psk: None,
-        },
-        policy: PathPolicy::default(),
-        path_timeout: Duration::from_secs(10),
-        hedge: None,
         reconnect: ReconnectOptions {
             longest: Duration::from_millis(10),
             ..ReconnectOptions::default()
         },
         seed: 1,
+        ..NamespaceOptions::new(address(addresses[0]), name("disk"), config)
     }
 }
 

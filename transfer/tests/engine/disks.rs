@@ -5,9 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use lunette_nvmeof::proto::controller::Secrets;
-use lunette_nvmeof::proto::host::{PathPolicy, ReconnectOptions};
+use lunette_nvmeof::proto::host::ReconnectOptions;
 use lunette_nvmeof::proto::nqn::Nqn;
-use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{
     Disk, Export, ExportedDisk, HostConfig, MemoryDisk, NamespaceOptions, Server, ServerOptions,
 };
@@ -56,28 +55,16 @@ pub(crate) fn serve(len_bytes: usize) -> SocketAddr {
 
 /// The namespace at an address.
 pub(crate) fn namespace(address: SocketAddr) -> NamespaceSegmentOptions {
+    let config = HostConfig {
+        commands_max: 32,
+        keep_alive: Duration::from_secs(20),
+        ..HostConfig::new(name("host"), [1; 16])
+    };
     NamespaceSegmentOptions::new(NamespaceOptions {
-        addresses: vec![address],
-        subsystem: name("disk"),
-        nsid: 1,
-        config: HostConfig {
-            host: name("host"),
-            host_id: [1; 16],
-            digests: Digests::default(),
-            commands_max: 32,
-            io_queues: 1,
-            keep_alive: Duration::from_secs(20),
-            timeout: Duration::from_secs(10),
-            credentials: None,
-            psk: None,
-        },
-        policy: PathPolicy::default(),
-        path_timeout: Duration::from_secs(10),
-        hedge: None,
         reconnect: ReconnectOptions {
             longest: Duration::from_millis(10),
             ..ReconnectOptions::default()
         },
-        seed: 1,
+        ..NamespaceOptions::new(address, name("disk"), config)
     })
 }

@@ -5,9 +5,7 @@ use std::process;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use lunette_nvmeof::proto::host::{
-    HedgeDelay, HedgeOptions, PATHS_MAX, PathPolicy, ReconnectOptions,
-};
+use lunette_nvmeof::proto::host::{HedgeDelay, HedgeOptions, PATHS_MAX, PathPolicy};
 use lunette_nvmeof::proto::nqn::Nqn;
 use lunette_nvmeof::proto::pdu::Digests;
 use lunette_nvmeof::{HostConfig, NamespaceOptions, RemoteNamespace};
@@ -18,8 +16,6 @@ use super::secrets::{SecretArguments, TlsArguments};
 
 /// How long one command may take.
 pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a path may leave a command unanswered.
-const PATH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The name of what is served, unless another one is given.
 pub(in crate::program) const SUBSYSTEM: &str = "nqn.2026-01.lunette:disk";
 
@@ -150,19 +146,16 @@ pub(super) fn config(
 ) -> Outcome<HostConfig> {
     let host_id = uuid_of(&format!("host {}", process::id()));
     let of_process = format!("nqn.2026-01.lunette:host.{}", process::id());
+    let host = match &arguments.host_nqn {
+        Some(name) => name.clone(),
+        None => Nqn::new(&of_process)?,
+    };
     Ok(HostConfig {
-        host: match &arguments.host_nqn {
-            Some(name) => name.clone(),
-            None => Nqn::new(&of_process)?,
-        },
-        host_id,
         credentials: arguments.secrets.credentials()?,
         psk: arguments.tls.psk()?,
         digests,
         commands_max: depth,
-        io_queues: 1,
-        keep_alive: Duration::from_secs(15),
-        timeout: Duration::from_secs(10),
+        ..HostConfig::new(host, host_id)
     })
 }
 
@@ -179,19 +172,16 @@ fn options(arguments: &SubsystemArguments, depth: u16) -> Outcome<NamespaceOptio
     if addresses.len() > PATHS_MAX {
         return Err(NvmeFailure::Paths);
     }
+    let config = config(&arguments.host, arguments.digests.digests(), depth)?;
     Ok(NamespaceOptions {
         addresses,
-        subsystem: arguments.nqn.clone(),
         nsid: arguments.nsid,
-        config: config(&arguments.host, arguments.digests.digests(), depth)?,
         policy: match arguments.paths.path_policy {
             PolicyChoice::RoundRobin => PathPolicy::RoundRobin,
             PolicyChoice::QueueDepth => PathPolicy::QueueDepth,
         },
-        path_timeout: PATH_TIMEOUT,
         hedge: arguments.paths.hedge(),
-        reconnect: ReconnectOptions::default(),
-        seed: u64::from(process::id()),
+        ..NamespaceOptions::new(arguments.address, arguments.nqn.clone(), config)
     })
 }
 

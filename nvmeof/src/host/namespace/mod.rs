@@ -64,6 +64,27 @@ pub struct NamespaceOptions {
     pub seed: u64,
 }
 
+impl NamespaceOptions {
+    /// Namespace 1 of a subsystem, by one path, that may leave a command unanswered for 10 s; no read is sent a second way.
+    /// Hosts of different ids come back at different times.
+    #[must_use]
+    pub fn new(address: SocketAddr, subsystem: Nqn, config: HostConfig) -> Self {
+        let (low, high) = config.host_id.split_at(8);
+        let half = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        Self {
+            addresses: vec![address],
+            subsystem,
+            nsid: 1,
+            policy: PathPolicy::default(),
+            path_timeout: Duration::from_secs(10),
+            hedge: None,
+            reconnect: ReconnectOptions::default(),
+            seed: half(low) ^ half(high),
+            config,
+        }
+    }
+}
+
 /// A path to a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathState {
