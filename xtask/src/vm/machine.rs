@@ -407,15 +407,19 @@ fn qemu(kernel: &Kernel, arguments: &Arguments, folder: &Path) -> Result<Command
         command.args(["-device", "nvme-ns,bus=nvme0,drive=ns1,nsid=1"]);
     }
     if !arguments.forward.is_empty() {
-        let mut network = String::from("user,id=forward,restrict=on");
-        for (host, guest) in &arguments.forward {
-            network += &format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}");
-        }
-        command.args(["-netdev", &network]);
+        command.args(["-netdev", &forwarding(&arguments.forward)]);
         command.args(["-device", "virtio-net-pci,netdev=forward"]);
     }
     command.args(&arguments.qemu);
     Ok(command)
+}
+
+/// A network of QEMU's that nothing leaves, and that these ports of the host come into.
+fn forwarding(ports: &[(u16, u16)]) -> String {
+    let rules = ports
+        .iter()
+        .map(|(host, guest)| format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}"));
+    format!("user,id=forward,restrict=on{}", rules.collect::<String>())
 }
 
 #[cfg(test)]
