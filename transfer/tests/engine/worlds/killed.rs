@@ -2,7 +2,8 @@
 //! what became of its bytes, what others move goes on, and nothing is kept for who is gone.
 //!
 //! A step is whatever happens next in the world: a turn of a core, an arrival, the end of an operation. The
-//! transfer begins with the connection, so its handshakes have their steps too.
+//! transfer begins with the connection, so its handshakes have their steps too. Bytes go by streams, or by adapters,
+//! of which an owner does not know what they write.
 
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,6 +17,8 @@ use lunette_transfer::engine::{
     Batch, Cause, Done, Effect, Engine, EngineOptions, OpenError, PostOptions, RailOptions,
     RegisterOptions, SchedulerOptions, SegmentId, TransferError,
 };
+use lunette_verbs::Context;
+use lunette_verbs::sim::{Fabric, Speed};
 
 use super::rails::{HERE, RAILS, addresses, finish};
 use crate::scene::{full_of, guarded, memory};
@@ -40,6 +43,31 @@ enum Victim {
     Asker,
 }
 
+/// How bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Streams,
+    Adapters,
+}
+
+/// As slow as the streams, so that there are steps between the first byte and the last one.
+const SPEED: Speed = Speed {
+    bytes_per_second: 50_000_000,
+    latency: Duration::from_micros(100),
+};
+/// The adapters of a fabric.
+const OF_OWNER: usize = 0;
+const OF_ASKER: usize = 1;
+
+/// The adapter of a process, if it has one.
+type Adapter = Option<(Fabric, usize)>;
+
+fn contexts(adapter: &Adapter) -> Vec<Context> {
+    let open = |(fabric, index): &(Fabric, usize)| Context::simulated(fabric, *index);
+    let opened = adapter.iter().map(open);
+    opened.map(|opened| opened.expect("it was added")).collect()
+}
+
 /// What an owner has, as seen from outside of its process.
 #[derive(Clone)]
 struct Owned {
@@ -59,6 +87,7 @@ enum Ended {
 /// A transfer from `asker` to `owner`, beside which others go on that have nothing to do with the victim.
 struct Scene {
     world: World,
+    fabric: Option<Fabric>,
     owner: ProcessId,
     asker: ProcessId,
     owned: Owned,
@@ -70,29 +99,36 @@ struct Scene {
 }
 
 impl Scene {
-    fn new(seed: u64, victim: Victim) -> Self {
+    fn new(seed: u64, victim: Victim, by: By) -> Self {
         let options = WorldOptions {
             bytes_per_second: 50_000_000,
             losses_per_mille: 0,
             ..WorldOptions::default()
         };
         let mut world = World::new(seed, options);
+        let fabric = (by == By::Adapters).then(|| Fabric::new(seed));
+        if let Some(fabric) = &fabric {
+            for _ in [OF_OWNER, OF_ASKER] {
+                fabric.set_speed(fabric.add_device(), SPEED);
+            }
+        }
+        let adapter = |index| fabric.clone().map(|fabric| (fabric, index));
         let owner = world.start(RAILS[0], 1, CoreOptions::default());
         world.add_address(RAILS[0], RAILS[1]);
-        let owned = own(&mut world, owner, addresses());
+        let owned = own(&mut world, owner, addresses(), adapter(OF_OWNER));
         let asker = world.start(HERE, 1, CoreOptions::default());
-        let engine = started(&mut world, asker);
+        let engine = started(&mut world, asker, adapter(OF_ASKER));
         let others = Rc::default();
         match victim {
             Victim::Owner => {
                 let other_owner = world.start(OTHER_OWNER, 1, CoreOptions::default());
                 let to = vec![SocketAddr::from((OTHER_OWNER, 700))];
-                own(&mut world, other_owner, to.clone());
+                own(&mut world, other_owner, to.clone(), None);
                 carry_on(&mut world, asker, engine.clone(), to, &others);
             }
             Victim::Asker => {
                 let bystander = world.start(BYSTANDER, 1, CoreOptions::default());
-                let engine = started(&mut world, bystander);
+                let engine = started(&mut world, bystander, None);
                 carry_on(&mut world, bystander, engine, addresses(), &others);
             }
         }
@@ -102,6 +138,7 @@ impl Scene {
         let ended = ask(&mut world, asker, engine, target.clone());
         Self {
             world,
+            fabric,
             owner,
             asker,
             owned,
@@ -126,8 +163,8 @@ impl Scene {
 }
 
 /// One that asks for [`LEN`] bytes in one slice: what lies in memory in part is a write that was torn.
-fn started(world: &mut World, process: ProcessId) -> Engine {
-    let engine = world.spawn(process, 0, || async {
+fn started(world: &mut World, process: ProcessId, adapter: Adapter) -> Engine {
+    let engine = world.spawn(process, 0, move || async move {
         let rail = RailOptions {
             slice_bytes_min: 512 * 1024,
             ..RailOptions::default()
@@ -140,19 +177,20 @@ fn started(world: &mut World, process: ProcessId) -> Engine {
             scheduler,
             ..guarded()
         };
-        Engine::start(options).expect("an engine")
+        Engine::start_with(options, contexts(&adapter)).expect("an engine")
     });
     finish(world, 1, &engine)
 }
 
-fn own(world: &mut World, process: ProcessId, listen: Vec<SocketAddr>) -> Owned {
-    let owned = world.spawn(process, 0, || async {
-        let engine = Engine::start(EngineOptions {
+fn own(world: &mut World, process: ProcessId, listen: Vec<SocketAddr>, adapter: Adapter) -> Owned {
+    let owned = world.spawn(process, 0, move || async move {
+        let options = EngineOptions {
             listen,
             // Those who ask and those who go on: who comes later needs the place of who is gone.
             connections_max: 2,
             ..guarded()
-        });
+        };
+        let engine = Engine::start_with(options, contexts(&adapter));
         let engine = engine.expect("an engine");
         let register = |memory: &Exposed, name: &str| {
             let registered = engine.register(memory.clone(), &RegisterOptions::named(name));
@@ -318,9 +356,16 @@ fn judge_the_owner(mut scene: Scene, how: Kill, at: &str) -> &'static str {
         notes,
     } = scene.owned.clone();
     assert_eq!(engine.accepted_sessions(), 1, "{at}: the bystander's");
+    assert_eq!(
+        engine.accepted_queue_pairs(),
+        0,
+        "{at}: the bystander has none"
+    );
     let written = landed(&memory);
-    let is_torn = engine.statistics().torn > 0;
-    assert_eq!(is_torn, written == Share::Part, "{at}: {written:?}");
+    let is_torn = written == Share::Part;
+    let is_known = scene.fabric.is_none();
+    let known_torn = engine.statistics().torn > 0;
+    assert_eq!(known_torn, is_torn && is_known, "{at}: {written:?}");
     let is_told = notes.borrow().as_slice() == [NOTE];
     assert!(is_told || notes.borrow().is_empty(), "{at}");
     assert!(!is_told || written == Share::All, "{at}: {written:?}");
@@ -332,7 +377,8 @@ fn judge_the_owner(mut scene: Scene, how: Kill, at: &str) -> &'static str {
     };
     // Another one comes in its place, and has what the first one asked for.
     let asker = scene.world.start(HERE, 1, CoreOptions::default());
-    let another = started(&mut scene.world, asker);
+    let adapter = scene.fabric.clone().map(|fabric| (fabric, OF_ASKER));
+    let another = started(&mut scene.world, asker, adapter);
     let target = full_of(UNREAD, LEN);
     let ended = ask(&mut scene.world, asker, another, target.clone());
     match finish(&mut scene.world, OVER_SECONDS, &ended) {
@@ -354,12 +400,12 @@ fn judge_the_owner(mut scene: Scene, how: Kill, at: &str) -> &'static str {
 }
 
 /// Kills at each step in turn, and says how often what was reached.
-fn sweep(seed: u64, victim: Victim, how: Kill) -> Vec<(&'static str, u32)> {
-    let steps = Scene::new(seed, victim).step(u32::MAX);
+fn sweep(seed: u64, victim: Victim, by: By, how: Kill) -> Vec<(&'static str, u32)> {
+    let steps = Scene::new(seed, victim, by).step(u32::MAX);
     let mut all: Vec<(&'static str, u32)> = Vec::new();
     for step in 0..=steps {
-        let at = format!("seed {seed}, {victim:?} by {how:?} at step {step} of {steps}");
-        let mut scene = Scene::new(seed, victim);
+        let at = format!("seed {seed}, {by:?}, {victim:?} by {how:?} at step {step} of {steps}");
+        let mut scene = Scene::new(seed, victim, by);
         assert_eq!(scene.step(step), step, "{at}");
         let reached = match victim {
             Victim::Owner => judge_the_asker(scene, how, &at),
@@ -370,7 +416,7 @@ fn sweep(seed: u64, victim: Victim, how: Kill) -> Vec<(&'static str, u32)> {
             None => all.push((reached, 1)),
         }
     }
-    println!("seed {seed}, {victim:?} by {how:?}, {steps} steps: {all:?}");
+    println!("seed {seed}, {by:?}, {victim:?} by {how:?}, {steps} steps: {all:?}");
     all
 }
 
@@ -384,7 +430,7 @@ fn assert_all(reached: &[(&str, u32)], wanted: &[&str]) {
 #[test]
 fn an_owner_that_is_killed_at_any_step_leaves_an_honest_answer() {
     for (seed, how) in [(1, Kill::Crash), (2, Kill::PowerLoss)] {
-        let reached = sweep(seed, Victim::Owner, how);
+        let reached = sweep(seed, Victim::Owner, By::Streams, how);
         assert_all(&reached, &["not opened", "failed", "done"]);
     }
 }
@@ -392,7 +438,23 @@ fn an_owner_that_is_killed_at_any_step_leaves_an_honest_answer() {
 #[test]
 fn an_asker_that_is_killed_at_any_step_leaves_nothing_behind() {
     for (seed, how) in [(1, Kill::Crash), (2, Kill::PowerLoss)] {
-        let reached = sweep(seed, Victim::Asker, how);
+        let reached = sweep(seed, Victim::Asker, By::Streams, how);
+        assert_all(&reached, &["untouched", "torn", "written", "told"]);
+    }
+}
+
+#[test]
+fn an_owner_that_is_killed_at_any_step_leaves_an_honest_answer_by_adapters() {
+    for (seed, how) in [(1, Kill::Crash), (2, Kill::PowerLoss)] {
+        let reached = sweep(seed, Victim::Owner, By::Adapters, how);
+        assert_all(&reached, &["not opened", "failed", "done"]);
+    }
+}
+
+#[test]
+fn an_asker_that_is_killed_at_any_step_leaves_nothing_behind_by_adapters() {
+    for (seed, how) in [(1, Kill::Crash), (2, Kill::PowerLoss)] {
+        let reached = sweep(seed, Victim::Asker, By::Adapters, how);
         assert_all(&reached, &["untouched", "torn", "written", "told"]);
     }
 }
