@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use lunette_nvmeof_proto::command::Command;
 use lunette_nvmeof_proto::completion::Status;
-use lunette_nvmeof_proto::io::IoRequest;
+use lunette_nvmeof_proto::controller::IoOrder;
 use lunette_runtime::arena;
 use lunette_runtime::arena::RegionMut;
 
@@ -14,12 +14,7 @@ use lunette_runtime::arena::RegionMut;
 pub(super) enum Purpose {
     Connect(Command),
     Authenticate(Command),
-    Io {
-        nsid: u32,
-        request: IoRequest,
-        /// How often the controller had been reset.
-        resets: u64,
-    },
+    Io(IoOrder),
     /// It ends so as soon as its data have passed.
     Refused(Status),
 }
@@ -78,7 +73,7 @@ impl Arrivals {
     pub(super) fn is_whole(&self, slot: u16, len: usize) -> bool {
         let by_slot = self.by_slot.borrow();
         by_slot[usize::from(slot)].as_ref().is_some_and(|arrival| {
-            let is_wanted = matches!(arrival.purpose, Purpose::Io { .. });
+            let is_wanted = matches!(arrival.purpose, Purpose::Io(_));
             is_wanted && arrival.len == len && arrival.room.is_none()
         })
     }

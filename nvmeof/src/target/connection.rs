@@ -7,7 +7,7 @@ use std::rc::Rc;
 use lunette_nvmeof_proto::auth::{Entropy, MESSAGE_BYTES_MAX};
 use lunette_nvmeof_proto::command::{Command, Direction, admin, fabrics};
 use lunette_nvmeof_proto::completion::Status;
-use lunette_nvmeof_proto::controller::{AdminReply, Attached, ControllerStep};
+use lunette_nvmeof_proto::controller::{AdminReply, Attached, ControllerStep, IoOrder};
 use lunette_nvmeof_proto::fabrics::CONNECT_DATA_BYTES;
 use lunette_nvmeof_proto::io::{Geometry, IoRequest};
 use lunette_nvmeof_proto::pdu::WireFault;
@@ -202,8 +202,8 @@ impl Connection {
             Ok(purpose) if has_data && len > 0 => {
                 self.take_data(slot, purpose, len as usize, data_follow);
             }
-            Ok(Purpose::Io { nsid, request, .. }) if self.read_at_once(slot, nsid, &request) => {}
-            Ok(purpose @ Purpose::Io { .. }) => self.carry_out(slot, purpose, None),
+            Ok(Purpose::Io(order)) if self.read_at_once(slot, &order) => {}
+            Ok(Purpose::Io(order)) => self.carry_out(slot, order, None),
             Ok(_) => self
                 .link
                 .complete(slot, Status::INVALID_FIELD.do_not_retry(), 0),
@@ -230,13 +230,8 @@ impl Connection {
             return Err(Status::INVALID_FIELD.do_not_retry());
         }
         let view = self.server.view();
-        let (nsid, request) = view.io(attached.controller, attached.queue_id, command)?;
-        let resets = view.resets(attached.controller).expect("just seen");
-        Ok(Purpose::Io {
-            nsid,
-            request,
-            resets,
-        })
+        let order = view.io(attached.controller, attached.queue_id, command)?;
+        Ok(Purpose::Io(order))
     }
 
     /// Makes room for a command's data; they are on their way if `data_follow`, else asked for.
@@ -288,16 +283,16 @@ impl Connection {
                 let data = room.expect("no receive is in flight");
                 self.authenticate(slot, &command, data.as_slice());
             }
-            purpose @ Purpose::Io { .. } => self.carry_out(slot, purpose, room),
+            Purpose::Io(order) => self.carry_out(slot, order, room),
         }
     }
 
     /// Answers a read that has just been looked into, if its disk does that now.
-    fn read_at_once(&self, slot: u16, nsid: u32, request: &IoRequest) -> bool {
-        let IoRequest::Read(blocks) = *request else {
+    fn read_at_once(&self, slot: u16, order: &IoOrder) -> bool {
+        let IoRequest::Read(blocks) = order.request else {
             return false;
         };
-        let Some((desk, geometry)) = self.desk(nsid) else {
+        let Some((desk, geometry)) = self.desk(order) else {
             return false;
         };
         let (offset, len) = range(&geometry, blocks);
@@ -309,27 +304,26 @@ impl Connection {
         true
     }
 
-    /// The desk of a namespace, whose commands follow a Connect; none of a Flush for all of them.
-    fn desk(&self, nsid: u32) -> Option<(Rc<Desk>, Geometry)> {
+    /// Where an order is carried out; none of a Flush for all namespaces.
+    fn desk(&self, order: &IoOrder) -> Option<(Rc<Desk>, Geometry)> {
         let attached = self.link.attached.get().expect("commands follow a Connect");
         let subsystem = attached.subsystem.expect("queues for I/O have a subsystem");
-        self.server.desk(subsystem, nsid)
+        let (nsid, geometry) = order.namespace?;
+        Some((self.server.desk(subsystem, nsid), geometry))
     }
 
     /// Carries a write out from where its data were received, if its disk does that now.
     fn write_at_once(&self, slot: u16, purpose: &Purpose, bytes: &[u8]) -> bool {
-        let Purpose::Io {
-            nsid,
-            request: IoRequest::Write { blocks, .. },
-            resets,
-        } = *purpose
-        else {
+        let Purpose::Io(order) = purpose else {
             return false;
         };
-        if !self.server.is_current(&self.link, resets) {
+        let IoRequest::Write { blocks, .. } = order.request else {
+            return false;
+        };
+        if !self.server.is_current(&self.link, order.resets) {
             return false;
         }
-        let Some((desk, geometry)) = self.desk(nsid) else {
+        let Some((desk, geometry)) = self.desk(order) else {
             return false;
         };
         let (offset, len) = range(&geometry, blocks);
@@ -387,35 +381,26 @@ impl Connection {
 
     /// Carries a command for I/O out, now or in its host's turn, unless its controller has been reset
     /// since it came.
-    fn carry_out(&self, slot: u16, purpose: Purpose, data: Option<RegionMut>) {
-        let Purpose::Io {
-            nsid,
-            request,
-            resets,
-        } = purpose
-        else {
-            unreachable!("{purpose:?} is not carried out by a disk");
-        };
-        if !self.server.is_current(&self.link, resets) {
+    fn carry_out(&self, slot: u16, order: IoOrder, data: Option<RegionMut>) {
+        if !self.server.is_current(&self.link, order.resets) {
             self.link.complete(slot, Status::ABORTED_WITH_QUEUE, 0);
             return;
         }
         let attached = self.link.attached.get().expect("commands follow a Connect");
-        let Some((desk, geometry)) = self.desk(nsid) else {
-            // A Flush for all namespaces.
+        let Some((desk, geometry)) = self.desk(&order) else {
             self.flush_all(slot, attached);
             return;
         };
         let work = Work {
             slot,
-            request,
+            request: order.request,
             geometry,
             data,
         };
         desk.take(Job {
             work,
             host: attached.host,
-            resets,
+            resets: order.resets,
             link: Rc::clone(&self.link),
             tasks: Rc::downgrade(&self.tasks),
         });

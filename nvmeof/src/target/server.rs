@@ -19,7 +19,6 @@ use lunette_nvmeof_proto::controller::{
     IoView, Namespace, Secrets, SubsystemOptions, Target, TargetOptions,
 };
 use lunette_nvmeof_proto::identify::IdentifyNamespace;
-use lunette_nvmeof_proto::io::Geometry;
 use lunette_nvmeof_proto::log_page::{AnaState, ChannelSecurity, DiscoveryRecord, SubsystemKind};
 use lunette_nvmeof_proto::nqn::Nqn;
 use lunette_nvmeof_proto::pdu::Digests;
@@ -526,10 +525,10 @@ impl Server {
         }
     }
 
-    pub(super) fn desk(&self, subsystem: usize, nsid: u32) -> Option<(Rc<Desk>, Geometry)> {
-        let desk = Rc::clone(self.desks.get(&(subsystem, nsid))?);
-        let geometry = self.view().geometry(subsystem, nsid)?;
-        Some((desk, geometry))
+    /// The desk of a namespace that commands were checked against.
+    pub(super) fn desk(&self, subsystem: usize, nsid: u32) -> Rc<Desk> {
+        let desk = self.desks.get(&(subsystem, nsid));
+        Rc::clone(desk.expect("each namespace has one on every core"))
     }
 
     pub(super) fn desks_of(&self, subsystem: Option<usize>) -> Vec<Rc<Desk>> {

@@ -177,7 +177,7 @@ impl World {
         let found = view.io(attached.controller, attached.queue_id, &command);
         let done = match found {
             Err(status) => (status, Vec::new()),
-            Ok((_, request)) => carry_out(&mut self.disk, request, &data),
+            Ok(order) => carry_out(&mut self.disk, order.request, &data),
         };
         assert_eq!(done.0.code(), expected.0.code(), "{:?}", asked.request);
         assert!(done.1 == expected.1, "the disk holds what was written");

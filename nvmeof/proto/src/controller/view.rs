@@ -34,6 +34,17 @@ impl ControllerView {
     }
 }
 
+/// What a command for I/O asks for, and what it was checked against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IoOrder {
+    /// The namespace and its shape; none of a Flush for all of them.
+    pub namespace: Option<(u32, Geometry)>,
+    /// What is to be done.
+    pub request: IoRequest,
+    /// How often its controller had been reset: see [`IoView::resets`].
+    pub resets: u64,
+}
+
 /// A target as commands for I/O see it.
 #[derive(Clone, Debug)]
 pub struct IoView {
@@ -76,12 +87,15 @@ impl IoView {
     /// The shape of a namespace.
     #[must_use]
     pub fn geometry(&self, subsystem: usize, nsid: u32) -> Option<Geometry> {
-        let namespace = self.namespace(subsystem, nsid)?;
-        Some(Geometry {
+        Some(self.shape(self.namespace(subsystem, nsid)?))
+    }
+
+    const fn shape(&self, namespace: &Namespace) -> Geometry {
+        Geometry {
             blocks: namespace.identity.blocks,
             block_bytes_log2: namespace.identity.block_bytes_log2,
             transfer_bytes_max: self.transfer_bytes_max,
-        })
+        }
     }
 
     fn namespace(&self, subsystem: usize, nsid: u32) -> Option<&Namespace> {
@@ -96,7 +110,7 @@ impl IoView {
         Some(self.controllers.get(&controller)?.resets)
     }
 
-    /// What a command of queue `queue_id` for I/O asks for, and of which namespace.
+    /// What a command of queue `queue_id` for I/O asks for.
     ///
     /// # Errors
     /// The status to complete it with.
@@ -105,7 +119,7 @@ impl IoView {
         controller: ControllerId,
         queue_id: u16,
         command: &Command,
-    ) -> Result<(u32, IoRequest), Status> {
+    ) -> Result<IoOrder, Status> {
         let controller = self.controllers.get(&controller);
         let controller = controller.ok_or(Status::COMMAND_SEQUENCE_ERROR)?;
         if !controller.queues.contains(&queue_id) {
@@ -118,16 +132,24 @@ impl IoView {
         let index = controller.subsystem.ok_or(invalid)?;
         let nsid = command.nsid;
         if is_for_all(nsid) && command.opcode == io::FLUSH {
-            return Ok((nsid, IoRequest::Flush));
+            return Ok(IoOrder {
+                namespace: None,
+                request: IoRequest::Flush,
+                resets: controller.resets,
+            });
         }
         let namespace = self.namespace(index, nsid).ok_or(invalid)?;
-        let geometry = self.geometry(index, nsid).ok_or(invalid)?;
+        let geometry = self.shape(namespace);
         self.check_state(controller.port_id, namespace)?;
         let request = IoRequest::of(command, &geometry)?;
         if namespace.identity.is_read_only && request.changes_data() {
             return Err(Status::OPERATION_DENIED.do_not_retry());
         }
-        Ok((nsid, request))
+        Ok(IoOrder {
+            namespace: Some((nsid, geometry)),
+            request,
+            resets: controller.resets,
+        })
     }
 
     fn check_state(&self, port_id: u16, namespace: &Namespace) -> Result<(), Status> {

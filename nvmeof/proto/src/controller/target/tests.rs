@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::command::{Sgl, admin, io};
-use crate::controller::AdminReply;
+use crate::controller::{AdminReply, IoOrder};
 use crate::fabrics::{CONNECT_DATA_BYTES, Property};
 use crate::identify::{IdentifyController, PAGE_BYTES, cns, decode_list, identify};
 use crate::io::IoRequest;
@@ -329,7 +329,13 @@ fn io_needs_a_namespace_that_can_be_reached_and_written() {
         let io = target.view().io(id, 0, &write.command(nsid, &geometry));
         io.map_err(Status::code)
     };
-    assert_eq!(ask(&target, 1), Ok((1, write)));
+    let resets = target.view().resets(id).expect("there");
+    let order = |namespace, request| IoOrder {
+        namespace,
+        request,
+        resets,
+    };
+    assert_eq!(ask(&target, 1), Ok(order(Some((1, geometry)), write)));
     assert_eq!(ask(&target, 2), Err(Status::INVALID_NAMESPACE.code()));
     assert_eq!(ask(&target, 3), Err(Status::OPERATION_DENIED.code()));
     for (state, status) in [
@@ -343,7 +349,7 @@ fn io_needs_a_namespace_that_can_be_reached_and_written() {
     let flush = IoRequest::Flush.command(NSID_ALL, &geometry);
     assert_eq!(
         target.view().io(id, 0, &flush),
-        Ok((NSID_ALL, IoRequest::Flush))
+        Ok(order(None, IoRequest::Flush))
     );
     let before = target.view().resets(id).expect("there");
     let disable = Property::Configuration.write(0);
