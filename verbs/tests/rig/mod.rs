@@ -40,6 +40,16 @@ impl End {
         piece
     }
 
+    /// Sees to it that what was written lies in the peer's window, where a write that is done was only handed over
+    /// (iWARP): reads are answered behind it.
+    pub(crate) async fn confirm(&self, peer: &Self) {
+        if !self.pair.confirms_writes() {
+            let piece = self.piece(&[0; 8]);
+            let read = self.pair.read(piece, 8, peer.window.remote(), soon());
+            assert_eq!(read.await.0, Ok(()));
+        }
+    }
+
     /// Bytes of the window.
     pub(crate) fn seen(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];

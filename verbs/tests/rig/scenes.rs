@@ -17,6 +17,7 @@ pub(crate) async fn bytes_go_there_and_back(a: &End, b: &End) {
     let written = a.pair.write(a.piece(&bulk), bulk.len(), remote, soon());
     let (done, piece) = written.await;
     assert_eq!(done, Ok(()));
+    a.confirm(b).await;
     assert!(b.seen(0, bulk.len()) == bulk, "300 kB arrive as they were");
     let piece = piece.expect("it comes back");
     let (done, piece) = a.pair.read(piece, 1000, remote.at(1), soon()).await;
@@ -25,6 +26,7 @@ pub(crate) async fn bytes_go_there_and_back(a: &End, b: &End) {
     assert_eq!(piece.as_slice()[..1000], bulk[1..1001]);
     let inline = a.pair.write_inline(&[9; 64], remote.at(64), soon());
     assert_eq!(inline.await.0, Ok(()));
+    a.confirm(b).await;
     assert_eq!(
         b.seen(63, 66),
         [&bulk[63..64], &[9; 64], &bulk[128..129]].concat()

@@ -48,6 +48,7 @@ mod tests {
             let bulk = (a.pair).write_immediate(a.piece(b"bulk"), 4, remote, 1, soon());
             assert_eq!(bulk.await.0, refused);
             let fine = a.pair.write_inline(&[7], remote, soon()).await;
+            a.confirm(&b).await;
             assert_eq!((fine.0, b.seen(0, 1)), (Ok(()), vec![7]));
         });
     }
@@ -105,7 +106,9 @@ mod tests {
             drop((one, other));
             let (one, other) = managed::connect_managed(&a, &b).await;
             let written = (one.pair).write_inline(&[5], other.window.remote(), soon());
-            assert_eq!((written.await.0, other.seen(0, 1)), (Ok(()), vec![5]));
+            assert_eq!(written.await.0, Ok(()));
+            one.confirm(&other).await;
+            assert_eq!(other.seen(0, 1), [5]);
         });
     }
 }
