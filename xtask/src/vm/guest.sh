@@ -93,6 +93,7 @@ add_nvmet() { # add_nvmet MEGABYTES: a target on port 4420 with a namespace in m
   mkdir "$disk"
   echo "$1" >"$disk/size"
   echo 1 >"$disk/memory_backed"
+  echo 1 >"$disk/discard"
   echo 1 >"$disk/power"
   mkdir -p "$subsystem/namespaces/1"
   echo 1 >"$subsystem/attr_allow_any_host"
