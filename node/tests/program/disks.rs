@@ -107,17 +107,17 @@ fn a_disk_is_served_by_several_cores() {
     }
 }
 
+/// A server of 4 MiB in memory.
+fn serve_memory() -> Node {
+    let medium = ["--memory", "4MiB", "--listen", "127.0.0.1:0"];
+    Node::spawn(&mut lunette(
+        &[&["nvme", "serve", "--json"][..], &medium].concat(),
+    ))
+}
+
 #[test]
 fn a_bench_says_what_became_of_reads_that_were_sent_twice() {
-    let server = Node::spawn(&mut lunette(&[
-        "nvme",
-        "serve",
-        "--json",
-        "--memory",
-        "4MiB",
-        "--listen",
-        "127.0.0.1:0",
-    ]));
+    let server = serve_memory();
     let at = server.address();
     let arguments = ["nvme", "bench", at, "--path", at, "--hedge", "1us"];
     let measured = run(&[&arguments[..], &["--seconds", "1", "--depth", "4"]].concat());
@@ -140,15 +140,7 @@ fn too_many_paths_are_refused() {
 
 #[test]
 fn a_bench_of_several_cores_counts_what_all_of_them_did() {
-    let server = Node::spawn(&mut lunette(&[
-        "nvme",
-        "serve",
-        "--json",
-        "--memory",
-        "4MiB",
-        "--listen",
-        "127.0.0.1:0",
-    ]));
+    let server = serve_memory();
     let at = server.address();
     let arguments = ["nvme", "bench", at, "--seconds", "1", "--depth", "4"];
     for more in [
