@@ -1,22 +1,24 @@
 //! `cargo xtask test`: the lanes in order, their table, their exit code.
 //!
 //! Every lane runs even if one before it failed, so that one run tells everything. All lanes use
-//! the dev profile, default features and the caller's flags, so that they share what is built.
+//! the dev profile, default features and the caller's flags, so that they share what is built. Lanes whose
+//! tests wait for leases and for other processes run beside those that compute, and ask no clock.
 
 use std::fs;
-use std::iter;
 use std::num::NonZero;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::ValueEnum;
 use toml_edit::Document;
 
 use crate::aarch64;
+use crate::beside::beside;
 use crate::binaries;
 use crate::deny_uring::without_uring;
 use crate::next_version;
+use crate::outcome::{Outcome, report};
 use crate::python;
 use crate::sim;
 use crate::system;
@@ -67,16 +69,6 @@ enum Lane {
     Vm,
 }
 
-/// How a lane ended.
-#[derive(Debug)]
-struct Outcome {
-    lane: Lane,
-    elapsed: Duration,
-    failure: Option<String>,
-    /// What was counted, for the lane that runs tests.
-    tally: Option<Tally>,
-}
-
 /// Runs the chosen lanes and prints the table, each skip with its reason, each failure, and the
 /// totals as the last line.
 ///
@@ -95,12 +87,12 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), Ta
     if chosen.contains(&Lane::Tls) {
         system::offer(system::TLS);
     }
-    let outcomes: Vec<Outcome> = chosen.iter().map(|lane| lane.run(workspace)).collect();
+    let outcomes = run_all(workspace, &chosen);
     print!("\n{}", report(&outcomes));
     let failed: Vec<&str> = outcomes
         .iter()
         .filter(|o| o.failure.is_some())
-        .map(|o| o.lane.name())
+        .map(|o| o.lane)
         .collect();
     if failed.is_empty() {
         Ok(())
@@ -109,7 +101,48 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), Ta
     }
 }
 
+/// Runs these lanes, given in their order, and answers in that order. Of those that come between tests and the
+/// machine the ones that wait run beside the ones that compute.
+fn run_all(workspace: &Workspace, chosen: &[Lane]) -> Vec<Outcome> {
+    let run = |turn: Turn| {
+        let lanes = chosen.iter().filter(move |lane| lane.turn() == turn);
+        lanes
+            .map(|lane| lane.run(workspace))
+            .collect::<Vec<Outcome>>()
+    };
+    let mut outcomes = run(Turn::First);
+    let (hungry, waiting) = beside(|| run(Turn::Hungry), || run(Turn::Waiting));
+    outcomes.extend(waiting);
+    outcomes.extend(hungry);
+    outcomes.extend(run(Turn::Last));
+    outcomes
+}
+
+/// When a lane runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Turn {
+    /// By itself.
+    First,
+    /// Then: its tests are about time, and leave most of it unused.
+    Waiting,
+    /// Meanwhile: it takes what is left, and what it finds does not depend on how much that is.
+    Hungry,
+    /// Then, by itself.
+    Last,
+}
+
 impl Lane {
+    fn turn(self) -> Turn {
+        match self {
+            Self::Fmt | Self::Clippy | Self::Aarch64 | Self::Docs | Self::Tidy | Self::Test => {
+                Turn::First
+            }
+            Self::Epoll | Self::Tls | Self::Python => Turn::Waiting,
+            Self::Loom | Self::Miri | Self::Sim => Turn::Hungry,
+            Self::Vm => Turn::Last,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Fmt => "fmt",
@@ -180,7 +213,7 @@ impl Lane {
         };
         let failure = ended.err().map(|error| error.to_string());
         Outcome {
-            lane: self,
+            lane: self.name(),
             elapsed: started.elapsed(),
             failure,
             tally,
@@ -385,54 +418,6 @@ fn parse_allowed(text: &str, name: &str) -> Result<usize, TaskError> {
         .ok_or_else(|| malformed(format!("no number for lane `{name}`")))
 }
 
-/// Everything that is printed after the last lane.
-fn report(outcomes: &[Outcome]) -> String {
-    let mut lines = vec![format!(
-        "{:<8} {:<8} {:>7} {:>8}",
-        "lane", "result", "minutes", "skipped"
-    )];
-    for outcome in outcomes {
-        let skipped = outcome
-            .tally
-            .as_ref()
-            .map_or("-".to_owned(), |t| t.skipped().to_string());
-        lines.push(format!(
-            "{:<8} {:<8} {:>7.1} {skipped:>8}",
-            outcome.lane.name(),
-            if outcome.failure.is_some() {
-                "FAILED"
-            } else {
-                "ok"
-            },
-            outcome.elapsed.as_secs_f64() / 60.0,
-        ));
-    }
-    let tallies = outcomes.iter().filter_map(|outcome| outcome.tally.as_ref());
-    for skip in tallies.clone().flat_map(Tally::skips) {
-        lines.push(format!("skipped: {}: {}", skip.test, skip.reason));
-    }
-    lines.extend(outcomes.iter().flat_map(failed_tests));
-    for outcome in outcomes {
-        let failure = outcome.failure.iter();
-        lines.extend(failure.map(|failure| format!("failed: {}: {failure}", outcome.lane.name())));
-    }
-    let total = tallies.cloned().reduce(Tally::and);
-    lines.extend(total.map(|total| total.summary()));
-    lines.push(String::new());
-    lines.join("\n")
-}
-
-/// Each test of a lane that failed, with the beginning of what it said.
-fn failed_tests(outcome: &Outcome) -> Vec<String> {
-    let failures = outcome.tally.iter().flat_map(Tally::failures);
-    let lines = failures.flat_map(|failure| {
-        let name = format!("failed test: {}: {}", outcome.lane.name(), failure.test);
-        let said = failure.said.iter().map(|line| format!("    {line}"));
-        iter::once(name).chain(said)
-    });
-    lines.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -443,6 +428,12 @@ mod tests {
             tally.line(line);
         }
         tally
+    }
+
+    #[test]
+    fn the_turns_follow_the_order_of_the_lanes() {
+        let lanes = Lane::value_variants();
+        assert!(lanes.is_sorted_by_key(|lane| lane.turn()));
     }
 
     const TWO_PASSED: &str = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured";
@@ -467,53 +458,5 @@ mod tests {
         for text in ["", "test = -1", "test = \"0\"", "test ="] {
             assert!(parse_allowed(text, "test").is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn the_report_names_each_test_that_failed() {
-        let tally = tally_of(&[
-            "failures:",
-            "---- a::b stdout ----",
-            "thread 'a::b' panicked at src/a.rs:1:1:",
-            "one is not two",
-            "test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured",
-        ]);
-        let text = report(&[Outcome {
-            lane: Lane::Epoll,
-            elapsed: Duration::from_secs(90),
-            failure: Some("`cargo test` failed".to_owned()),
-            tally: Some(tally),
-        }]);
-        let lines: Vec<&str> = text.lines().skip(2).collect();
-        let said = [
-            "failed test: epoll: a::b",
-            "    thread 'a::b' panicked at src/a.rs:1:1:",
-            "    one is not two",
-            "failed: epoll: `cargo test` failed",
-            "test result: 0 passed, 1 failed, 0 skipped",
-        ];
-        assert_eq!(lines, said);
-    }
-
-    #[test]
-    fn the_report_ends_with_the_totals() {
-        let outcome = |lane, failure: Option<&str>, tally| Outcome {
-            lane,
-            elapsed: Duration::from_secs(90),
-            failure: failure.map(str::to_owned),
-            tally,
-        };
-        let tally = tally_of(&[TWO_PASSED, "SKIP a: no device"]);
-        let text = report(&[
-            outcome(Lane::Fmt, Some("`cargo fmt` failed"), None),
-            outcome(Lane::Test, None, Some(tally)),
-        ]);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[1], "fmt      FAILED       1.5        -");
-        assert_eq!(lines[2], "test     ok           1.5        1");
-        assert_eq!(lines[3], "skipped: a: no device");
-        assert_eq!(lines[4], "failed: fmt: `cargo fmt` failed");
-        assert_eq!(lines[5], "test result: 1 passed, 0 failed, 1 skipped");
-        assert_eq!(lines.len(), 6);
     }
 }

@@ -22,6 +22,7 @@
 
 mod aarch64;
 mod bench;
+mod beside;
 mod binaries;
 mod demo;
 mod deny_uring;
@@ -29,6 +30,7 @@ mod fuzz;
 mod lanes;
 mod libtest;
 mod next_version;
+mod outcome;
 mod python;
 mod sim;
 mod system;
