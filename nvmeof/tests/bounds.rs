@@ -14,9 +14,10 @@ mod tests {
     use lunette_nvmeof::proto::host::BringUpFault;
     use lunette_nvmeof::proto::nqn::Nqn;
     use lunette_nvmeof::{
-        ConnectError, Disk, Export, ExportedDisk, HostConfig, MemoryDisk, NamespaceOptions,
-        RemoteController, RemoteNamespace, Server, ServerOptions, discover,
+        CommandError, ConnectError, Disk, Export, ExportedDisk, HostConfig, MemoryDisk,
+        NamespaceOptions, RemoteController, RemoteNamespace, Server, ServerOptions, discover,
     };
+    use lunette_runtime::arena::{ArenaOptions, CHUNK_BYTES_MIN, Region};
     use lunette_runtime::net::TcpListener;
     use lunette_runtime::{CoreOptions, arena, block_on, spawn_local, time};
 
@@ -142,6 +143,67 @@ mod tests {
         let region = arena().alloc(BLOCK_BYTES as usize).expect("room");
         let read = namespace.read(0, region, TIMEOUT).await.expect("read");
         read.as_slice().to_vec()
+    }
+
+    const WRITE_BYTES: usize = 64 * 1024;
+
+    fn filled(byte: u8) -> Region {
+        let mut region = arena().alloc(WRITE_BYTES).expect("room");
+        region.as_mut_slice().fill(byte);
+        region.freeze()
+    }
+
+    async fn holds(namespace: &RemoteNamespace, byte: u8) -> bool {
+        let region = arena().alloc(WRITE_BYTES).expect("room");
+        let read = namespace.read(0, region, TIMEOUT).await.expect("read");
+        read.as_slice().iter().all(|&found| found == byte)
+    }
+
+    /// What comes with its command is on its way whether or not there is room.
+    #[test]
+    fn data_in_a_capsule_wait_for_memory_and_are_refused_when_none_comes() {
+        let options = CoreOptions {
+            arena: ArenaOptions {
+                bytes_max: 2 * CHUNK_BYTES_MIN,
+                chunk_bytes: CHUNK_BYTES_MIN,
+                ..ArenaOptions::default()
+            },
+            ..CoreOptions::default()
+        };
+        let ran = block_on(None, options, || async {
+            let exports = vec![export("a", 1 << 20, None)];
+            let (_server, address) = serve(exports, ServerOptions::default());
+            let namespace = namespace(address, "a").await.expect("connected");
+            let [old, new] = [1, 2].map(filled);
+            let written = namespace.write(0, old.clone(), false, TIMEOUT).await;
+            written.expect("written");
+            let take_all = || {
+                let mut all = Vec::new();
+                while let Ok(region) = arena().alloc(WRITE_BYTES) {
+                    all.push(region);
+                }
+                all
+            };
+            let all = take_all();
+            assert!(!all.is_empty());
+            let refused = namespace.write(0, new.clone(), false, TIMEOUT).await;
+            let error = refused.expect_err("no memory").error;
+            assert_eq!(error, CommandError::Status(Status::NAMESPACE_NOT_READY));
+            drop(all);
+            assert!(holds(&namespace, 1).await, "as it was");
+            let all = take_all();
+            let gives_back = spawn_local(async move {
+                time::sleep(Duration::from_millis(50)).await;
+                drop(all);
+                time::now()
+            });
+            let written = namespace.write(0, new, false, TIMEOUT).await;
+            written.expect("written");
+            assert!(gives_back.await.expect("no panic") < time::now());
+            assert!(holds(&namespace, 2).await);
+            assert_eq!(namespace.reconnects(), 0, "the connection stays");
+        });
+        ran.expect("a core");
     }
 
     #[test]

@@ -478,7 +478,14 @@ mod tests {
     #[test]
     fn a_write_that_was_damaged_leaves_the_disk_as_it_was() {
         // In a capsule, whose digest comes with them, or later, or is cut; and asked for.
-        for (late, len) in [(0, 4096), (4, 4096), (1, 4096), (1000, 4096), (0, 65_536)] {
+        for (late, len) in [
+            (0, 4096),
+            (4, 4096),
+            (1, 4096),
+            (1000, 4096),
+            (0, 65_536),
+            (0, 200_192),
+        ] {
             run(async move || {
                 let (_server, address) = serve_memory();
                 let damages = Rc::new(Cell::new(false));

@@ -31,13 +31,17 @@ pub(super) struct Arrival {
 impl Arrival {
     /// Room for the data, unless nobody wants them. Without memory the command is refused.
     pub(super) fn room(&mut self) -> Option<&mut RegionMut> {
-        if self.room.is_none() && !matches!(self.purpose, Purpose::Refused(_)) {
+        if self.room.is_none() && self.is_wanted() {
             self.room = arena().alloc(self.len).ok();
             if self.room.is_none() {
                 self.purpose = Purpose::Refused(Status::NAMESPACE_NOT_READY);
             }
         }
         self.room.as_mut()
+    }
+
+    fn is_wanted(&self) -> bool {
+        !matches!(self.purpose, Purpose::Refused(_))
     }
 }
 
@@ -78,9 +82,23 @@ impl Arrivals {
         })
     }
 
-    /// Whether there is room for a command's data now, as far as they are wanted.
+    /// Whether a command's data can come: there is room for them now, or nobody wants them.
     pub(super) fn has_room(&self, slot: u16) -> bool {
+        let mut arrival = self.of(slot);
+        if arrival.is_wanted() && arrival.room.is_none() {
+            arrival.room = arena().alloc(arrival.len).ok();
+        }
+        arrival.room.is_some() || !arrival.is_wanted()
+    }
+
+    /// Whether there is room that can be lent to a receive.
+    pub(super) fn can_lend(&self, slot: u16) -> bool {
         self.of(slot).room().is_some()
+    }
+
+    /// The command ends so as soon as its data have passed.
+    pub(super) fn refuse(&self, slot: u16, status: Status) {
+        self.of(slot).purpose = Purpose::Refused(status);
     }
 
     /// Places data that arrived elsewhere.
@@ -90,7 +108,7 @@ impl Arrivals {
         }
     }
 
-    /// The room of a command that [has one](Self::has_room), for a receive.
+    /// The room of a command that [can lend it](Self::can_lend), for a receive.
     pub(super) fn lend(&self, slot: u16) -> RegionMut {
         self.of(slot).room.take().expect("just seen")
     }

@@ -12,6 +12,7 @@ use lunette_nvmeof_proto::fabrics::CONNECT_DATA_BYTES;
 use lunette_nvmeof_proto::io::{Geometry, IoRequest};
 use lunette_nvmeof_proto::pdu::WireFault;
 use lunette_runtime::arena::RegionMut;
+use lunette_runtime::vectored::Scatter;
 use lunette_runtime::{Scope, arena, control, time};
 
 use super::arrivals::{Arrival, Arrivals, Purpose};
@@ -57,7 +58,16 @@ struct Whole<'a> {
 /// What is to be received next.
 enum Next {
     Staging,
-    Direct { slot: u16, offset: usize, len: u32 },
+    Direct {
+        slot: u16,
+        offset: usize,
+        len: u32,
+    },
+    /// Nothing, before there is memory for data so long that have come in part.
+    Room {
+        slot: u16,
+        len: usize,
+    },
     Closing,
 }
 
@@ -72,6 +82,8 @@ pub(super) struct Connection {
     unread: Range<usize>,
     /// See [`staged_bytes_behind`].
     staged_bytes: usize,
+    /// Of the last receive that went to a place of its own.
+    list: Option<Box<Scatter>>,
     out: Vec<u8>,
 }
 
@@ -87,6 +99,7 @@ impl Connection {
             staging: Some(staging),
             unread: 0..0,
             staged_bytes: STAGING_BYTES,
+            list: None,
             out: Vec::new(),
         })
     }
@@ -101,6 +114,10 @@ impl Connection {
                 Ok(Next::Staging) => self.receive_staged().await,
                 Ok(Next::Direct { slot, offset, len }) => {
                     self.receive_direct(slot, offset, len).await
+                }
+                Ok(Next::Room { slot, len }) => {
+                    self.wait_for_room(slot, len).await;
+                    Ok(())
                 }
             };
             if let Err(reason) = received {
@@ -120,8 +137,8 @@ impl Connection {
     fn step_all(&mut self) -> Result<Next, CloseReason> {
         let staging = self.staging.take().expect("no receive is in flight");
         let mut input = &staging.as_slice()[self.unread.clone()];
-        self.unread = 0..0;
         let next = self.step_through(&mut input);
+        self.unread.start = self.unread.end - input.len();
         self.staging = Some(staging);
         next
     }
@@ -138,7 +155,13 @@ impl Connection {
                     slot,
                     command,
                     data_len_bytes,
-                } => self.on_command(slot, command, data_len_bytes > 0),
+                } => {
+                    let len = data_len_bytes as usize;
+                    self.on_command(slot, command, len > 0);
+                    if len > input.len() && !self.arrivals.has_room(slot) {
+                        return Ok(Next::Room { slot, len });
+                    }
+                }
                 ControllerStep::Data { slot, bytes, .. }
                     if self.arrivals.is_whole(slot, bytes.len()) =>
                 {
@@ -156,7 +179,7 @@ impl Connection {
                 } => {
                     let is_direct = len_bytes >= DIRECT_BYTES_MIN
                         && self.link.wire().is_plain()
-                        && self.arrivals.has_room(slot);
+                        && self.arrivals.can_lend(slot);
                     return Ok(if is_direct {
                         Next::Direct {
                             slot,
@@ -255,6 +278,15 @@ impl Connection {
             arrivals.give(slot, room);
             link.request_data(slot);
         });
+    }
+
+    /// Waits for memory for data that are on their way, and refuses them if there is none for long. Nothing is
+    /// received meanwhile: the host has to wait, too.
+    async fn wait_for_room(&self, slot: u16, len: usize) {
+        match room(len).await {
+            Some(room) => self.arrivals.give(slot, room),
+            None => self.arrivals.refuse(slot, Status::NAMESPACE_NOT_READY),
+        }
     }
 
     /// All data of a command have come: to its room, or as `whole`.
@@ -457,6 +489,7 @@ impl Connection {
         Ok(())
     }
 
+    /// Receives data straight into their room, and what is behind them into staging.
     async fn receive_direct(
         &mut self,
         slot: u16,
@@ -464,12 +497,29 @@ impl Connection {
         len: u32,
     ) -> Result<(), CloseReason> {
         let room = self.arrivals.lend(slot);
-        let len = len.min(DIRECT_BYTES_MAX) as usize;
-        let (result, room) = self.link.stream.recv(room, offset, len).await;
+        let staging = self.staging.take().expect("one receive at a time");
+        let direct = len.min(DIRECT_BYTES_MAX) as usize;
+        let behind = if direct == len as usize {
+            HEADERS_BYTES
+        } else {
+            0
+        };
+        let mut list = self.list.take().unwrap_or_else(Scatter::new);
+        let fits = "two parts are few";
+        list.push(room, offset, direct).expect(fits);
+        list.push(staging, 0, behind).expect(fits);
+        let (result, mut list) = self.link.stream.recv_list(list).await;
+        let mut regions = list.drain_regions();
+        let room = regions.next().expect("as they were given");
+        self.staging = regions.next();
+        drop(regions);
+        self.list = Some(list);
         let count = self.check(result.map_err(CloseReason::Io));
         if let Ok(count) = count {
-            let bytes = &room.as_slice()[offset..offset + count];
+            let placed = count.min(direct);
+            let bytes = &room.as_slice()[offset..offset + placed];
             self.link.queue.borrow_mut().on_data(bytes);
+            self.unread = 0..count - placed;
         }
         self.arrivals.give(slot, room);
         count.map(drop)

@@ -44,6 +44,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 /// Data in a capsule at most, before a Connect says what queue it is for.
 const CAPSULE_BYTES_MIN: u32 = 8192;
 
+/// Data in a capsule at most, by default: a granule of a disk in memory. What comes with its command needs no request
+/// before it and no header of its own, and memory only as it arrives.
+const IN_CAPSULE_BYTES: u32 = 128 * 1024;
+
 /// How disks are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerOptions {
@@ -71,7 +75,7 @@ impl Default for ServerOptions {
                 firmware: env!("CARGO_PKG_VERSION").into(),
                 entries_max: 128,
                 io_queues_max: 64,
-                in_capsule_bytes: 8192,
+                in_capsule_bytes: IN_CAPSULE_BYTES,
                 transfer_pages_log2: 8,
                 controllers_max: 256,
                 controller_ids: (1, CONTROLLER_ID_MAX),

@@ -20,8 +20,8 @@ mod tests {
             let path = host.path();
             assert_eq!(BlockDevice::len_bytes(&path), DISK_BYTES);
             let device = BlockDevice::open(&path);
-            // In the capsule, by R2T, and by more than one command.
-            for blocks in [(4096, 32), (61_440, 8), (2 << 20, 2)] {
+            // In the capsule, with little and with much, by R2T, and by more than one command.
+            for blocks in [(4096, 32), (61_440, 8), (196_608, 4), (2 << 20, 2)] {
                 device.verify(usize::from(index), blocks, |_| {});
             }
             device.verify_zeroes(usize::from(index), 1 << 20);

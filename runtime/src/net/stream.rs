@@ -166,6 +166,19 @@ impl TcpStream {
         self.receive_until(what, buffer, stop).await
     }
 
+    /// As [`TcpStream::recv`], into what is left of a list; what came is not left any more.
+    pub async fn recv_list(&self, list: Box<Scatter>) -> BufResult<usize, Box<Scatter>> {
+        let core = Core::current();
+        let (result, mut list) =
+            Op::submit(&core, Submission::ReceiveScatter, &self.fd, list).await;
+        self.on_received(&core);
+        let result = result.map(|count| count as usize);
+        if let Ok(count) = result {
+            list.advance(count);
+        }
+        (result, list)
+    }
+
     /// As [`TcpStream::recv_until`], into what is left of a list; what came is not left any more.
     pub async fn recv_list_until(
         &self,

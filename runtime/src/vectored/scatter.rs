@@ -117,12 +117,19 @@ impl Scatter {
     /// The regions, in the order in which they were appended; exposed memory is left out.
     #[must_use]
     #[expect(clippy::boxed_local, reason = "a list lives in a box")]
-    pub fn into_regions(self: Box<Self>) -> Vec<RegionMut> {
-        let regions = self.parts.into_iter().filter_map(|part| match part.memory {
+    pub fn into_regions(mut self: Box<Self>) -> Vec<RegionMut> {
+        self.drain_regions().collect()
+    }
+
+    /// As [`into_regions`](Self::into_regions), and keeps the list, which is empty then, for the next time.
+    pub fn drain_regions(&mut self) -> impl Iterator<Item = RegionMut> {
+        self.iov.clear();
+        self.len = 0;
+        self.filled = 0;
+        self.parts.drain(..).filter_map(|part| match part.memory {
             Memory::Region(region) => Some(region),
             Memory::Exposed(_) => None,
-        });
-        regions.collect()
+        })
     }
 
     /// Records that the next `count` bytes have been filled.
@@ -205,7 +212,16 @@ mod tests {
                 scatter.advance(1);
             }
         }
-        assert_eq!(scatter.into_regions().len(), 4);
+        assert_eq!(scatter.drain_regions().count(), 4);
+        assert!(scatter.is_empty(), "and can be filled anew");
+        let region = arena.alloc(8).expect("room");
+        let first = region.address().as_ptr();
+        scatter.push(region, 0, 8).expect("room in the list");
+        let (iov, len) = scatter.list();
+        assert_eq!((scatter.len(), len), (8, 1));
+        assert!(!iov.is_null());
+        assert_eq!(scatter.iov[0].iov_base.cast(), first);
+        assert_eq!(scatter.into_regions().len(), 1);
     }
 
     #[test]
