@@ -31,11 +31,16 @@ pub(super) struct Arrival {
 impl Arrival {
     /// Room for the data, unless nobody wants them. Without memory the command is refused.
     pub(super) fn room(&mut self) -> Option<&mut RegionMut> {
+        if self.room_now().is_none() && self.is_wanted() {
+            self.purpose = Purpose::Refused(Status::NAMESPACE_NOT_READY);
+        }
+        self.room.as_mut()
+    }
+
+    /// Room for the data, unless nobody wants them or there is no memory now.
+    fn room_now(&mut self) -> Option<&mut RegionMut> {
         if self.room.is_none() && self.is_wanted() {
             self.room = arena().alloc(self.len).ok();
-            if self.room.is_none() {
-                self.purpose = Purpose::Refused(Status::NAMESPACE_NOT_READY);
-            }
         }
         self.room.as_mut()
     }
@@ -85,10 +90,7 @@ impl Arrivals {
     /// Whether a command's data can come: there is room for them now, or nobody wants them.
     pub(super) fn has_room(&self, slot: u16) -> bool {
         let mut arrival = self.of(slot);
-        if arrival.is_wanted() && arrival.room.is_none() {
-            arrival.room = arena().alloc(arrival.len).ok();
-        }
-        arrival.room.is_some() || !arrival.is_wanted()
+        arrival.room_now().is_some() || !arrival.is_wanted()
     }
 
     /// Whether there is room that can be lent to a receive.

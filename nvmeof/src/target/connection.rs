@@ -30,8 +30,8 @@ const STAGING_BYTES: usize = 128 * 1024;
 const HEADERS_BYTES: usize = 512;
 /// Data of at least this much are large.
 const LARGE_BYTES_MIN: u32 = 16 * 1024;
-/// Data that are missing by at least this much are received straight into their memory.
-const DIRECT_BYTES_MIN: u32 = 4096;
+/// Data that are missing by at least this much are received straight into their memory; less comes with what is staged.
+const DIRECT_BYTES_MIN: u32 = 512;
 /// Most of them at once: they are to be in cache when their digest is folded.
 const DIRECT_BYTES_MAX: u32 = 256 * 1024;
 /// Answers that may wait for one host before its next commands are left unread.
@@ -180,15 +180,16 @@ impl Connection {
                     let is_direct = len_bytes >= DIRECT_BYTES_MIN
                         && self.link.wire().is_plain()
                         && self.arrivals.can_lend(slot);
-                    return Ok(if is_direct {
-                        Next::Direct {
-                            slot,
-                            offset: offset_bytes as usize,
-                            len: len_bytes,
-                        }
-                    } else {
-                        Next::Staging
-                    });
+                    if is_direct {
+                        let offset = offset_bytes as usize;
+                        let len = len_bytes;
+                        return Ok(Next::Direct { slot, offset, len });
+                    }
+                    if len_bytes >= DIRECT_BYTES_MIN {
+                        // They have no place to be received to.
+                        self.staged_bytes = STAGING_BYTES;
+                    }
+                    return Ok(Next::Staging);
                 }
                 ControllerStep::DataEnd { slot, is_intact } => {
                     let whole = whole.take().filter(|whole| whole.slot == slot);
