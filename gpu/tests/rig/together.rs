@@ -211,22 +211,30 @@ async fn memory_that_is_seen_is_copied_where_it_lies(device: &Device) {
 
 /// How long kernels wait is found out, by one look at a time, and by no more than one in a while.
 async fn looks_are_had_beside_what_is_under_way(device: &Device) {
-    for _ in 0..3 {
-        // The end of the one before is told by a task.
-        time::sleep(LOOK_PERIOD * 2).await;
+    let (mut judged, mut rounds) = (0, 0);
+    while judged < 3 {
+        rounds += 1;
+        assert!(rounds < 1000, "this core is always held up");
         let before = device.counts().operations;
-        for _ in 0..5 {
-            device.look();
-        }
+        let first_asked = time::now();
         let looked = async {
+            // The end of the one before is told by a task: until then none is due.
             while device.counts().operations == before {
+                (0..5).for_each(|_| device.look());
                 time::sleep(LOOK_PERIOD / 10).await;
             }
         };
         assert_eq!(time::timeout(SOON, looked).await, Ok(()));
         time::yield_now().await;
         device.look();
-        assert_eq!(device.counts().operations, before + 1);
+        let operations = device.counts().operations - before;
+        // The next one is due so long after the end of this one, and may be had by a core that was held up.
+        if time::now() < first_asked + LOOK_PERIOD {
+            assert_eq!(operations, 1);
+            judged += 1;
+        } else {
+            time::sleep(LOOK_PERIOD * 2).await;
+        }
     }
     println!("kernels wait {:?}", device.kernel_wait());
 }
