@@ -4,7 +4,8 @@ use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_util::StreamExt;
 use lunette_runtime::arena;
 use lunette_runtime::arena::Region;
-use lunette_runtime::net::Outbox;
+use lunette_runtime::net::{Outbox, Stretch};
+use lunette_runtime::vectored::Pin;
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
 
@@ -38,13 +39,21 @@ impl Feed {
 
 /// The other end. What waits in between is bounded by the payload's length.
 #[derive(Debug)]
-pub(crate) struct Fed(UnboundedReceiver<Region>);
+pub(crate) struct Fed {
+    pieces: UnboundedReceiver<Region>,
+    /// Goes with the last piece.
+    pub(crate) pin: Option<Pin>,
+}
 
 impl Fed {
     pub(crate) fn new(len_bytes: usize) -> (Self, Feed) {
         let (pieces, fed) = unbounded();
         let left_bytes = len_bytes;
-        (Self(fed), Feed { pieces, left_bytes })
+        let fed = Self {
+            pieces: fed,
+            pin: None,
+        };
+        (fed, Feed { pieces, left_bytes })
     }
 }
 
@@ -53,7 +62,7 @@ pub(crate) async fn answer_fed(
     outbox: &Outbox,
     id: RequestId,
     Response { status, body, .. }: Response,
-    (Fed(mut pieces), digest): (Fed, PayloadDigest),
+    (Fed { mut pieces, pin }, digest): (Fed, PayloadDigest),
 ) {
     let head = |out: &mut Vec<u8>| {
         encode_frame(out, FrameKind::Response, status, id, &body, Some(digest));
@@ -68,16 +77,22 @@ pub(crate) async fn answer_fed(
     {
         stretch.append(piece);
     }
-    if stretch.left_bytes() == 0 {
-        return;
+    if stretch.left_bytes() > 0 {
+        tracing::debug!(
+            ?id,
+            left_bytes = stretch.left_bytes(),
+            "what is missing of an answer"
+        );
+        append_zeros(&mut stretch);
     }
-    tracing::debug!(
-        ?id,
-        left_bytes = stretch.left_bytes(),
-        "what is missing of an answer"
-    );
+    if let Some(pin) = pin {
+        stretch.pin(pin);
+    }
+}
+
+/// Fills what is left of a stretch. Without memory it is left as it is, and ends the connection.
+fn append_zeros(stretch: &mut Stretch) {
     let Ok(mut zeros) = arena().alloc(ZEROS_BYTES) else {
-        // The stretch ends the connection.
         return;
     };
     zeros.as_mut_slice().fill(0);

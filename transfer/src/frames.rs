@@ -85,7 +85,10 @@ impl Payload {
     pub(crate) fn into_fed(self) -> Result<(Fed, PayloadDigest), Self> {
         let digest = self.digest();
         match self.bytes {
-            Bytes::Fed(fed) => Ok((fed, digest)),
+            Bytes::Fed(mut fed) => {
+                fed.pin = self.pin;
+                Ok((fed, digest))
+            }
             bytes => Err(Self { bytes, ..self }),
         }
     }

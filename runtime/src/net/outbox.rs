@@ -12,7 +12,7 @@ use std::task::{Poll, Waker};
 use super::stream::TcpStream;
 use crate::arena::Region;
 use crate::op::OpError;
-use crate::vectored::Message;
+use crate::vectored::{Message, Pin};
 
 /// Messages kept for reuse.
 const SPARE_MESSAGES_MAX: usize = 2;
@@ -271,6 +271,19 @@ impl Stretch {
         }
         State::push(&mut state.queue, &mut state.spare, 1, |message| {
             message.payload(region);
+        });
+        State::wake(guard);
+    }
+
+    /// Keeps `pin` until all that has been appended has been sent, or will not be.
+    pub fn pin(&mut self, pin: Pin) {
+        let mut guard = self.outbox.state.borrow_mut();
+        let state = &mut *guard;
+        if state.is_closed {
+            return;
+        }
+        State::push(&mut state.queue, &mut state.spare, 0, |message| {
+            message.pin(pin)
         });
         State::wake(guard);
     }

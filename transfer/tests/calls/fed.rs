@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_runtime::arena::Region;
+use lunette_runtime::vectored::Pin;
 use lunette_runtime::{JoinHandle, arena, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_transfer::{
@@ -37,6 +38,8 @@ fn piece(place: usize) -> Region {
 #[derive(Default)]
 struct Feeding {
     feeds: Rc<RefCell<Vec<Feed>>>,
+    /// What answers are pinned with: one more for each that has not been sent.
+    pins: Rc<()>,
     open: Cell<usize>,
 }
 
@@ -52,12 +55,13 @@ impl Service for Feeding {
             });
         }
         let feeds = Rc::clone(&self.feeds);
+        let pin = Pin::new(Rc::clone(&self.pins));
         Intake::Later(Later::new(async move {
             let (payload, feed) = Payload::fed(LEN, crc32c(&pattern()));
             feeds.borrow_mut().push(feed);
             Response {
                 status,
-                payload: Some(payload),
+                payload: Some(payload.pinned(pin)),
                 ..Response::default()
             }
         }))
@@ -118,6 +122,34 @@ fn is_whole(reply: Result<Reply, CallFailure>) -> bool {
     let reply = reply.expect("a reply");
     let room = reply.room.expect("the room comes back");
     room.as_slice() == pattern()
+}
+
+#[test]
+fn what_an_answer_is_pinned_with_is_kept_until_it_has_been_sent() {
+    run(|| async {
+        let (address, service) = start(Drain::default());
+        let connection = connect(address).await;
+        let pins = || Rc::strong_count(&service.pins) - 1;
+        // Whole, and cut short.
+        for pieces in [PIECES, 1] {
+            let asked = ask(&connection, FED);
+            let mut feed = service.begun().await;
+            assert_eq!(pins(), 1);
+            for place in 0..pieces {
+                pause().await;
+                assert_eq!(pins(), 1, "before piece {place}");
+                feed.push(piece(place));
+            }
+            drop(feed);
+            let answered = asked.await.expect("no panic");
+            assert_eq!(answered.is_ok(), pieces == PIECES);
+            let deadline = time::now() + 20 * SECOND;
+            while pins() > 0 {
+                assert!(time::now() < deadline, "it is let go of");
+                pause().await;
+            }
+        }
+    });
 }
 
 #[test]
