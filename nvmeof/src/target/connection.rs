@@ -500,11 +500,8 @@ impl Connection {
         let room = self.arrivals.lend(slot);
         let staging = self.staging.take().expect("one receive at a time");
         let direct = len.min(DIRECT_BYTES_MAX) as usize;
-        let behind = if direct == len as usize {
-            HEADERS_BYTES
-        } else {
-            0
-        };
+        let is_rest = direct == len as usize;
+        let behind = if is_rest { self.staged_bytes } else { 0 };
         let mut list = self.list.take().unwrap_or_else(Scatter::new);
         let fits = "two parts are few";
         list.push(room, offset, direct).expect(fits);
