@@ -421,14 +421,7 @@ fn parse_allowed(text: &str, name: &str) -> Result<usize, TaskError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn tally_of(lines: &[&str]) -> Tally {
-        let mut tally = Tally::default();
-        for line in lines {
-            tally.line(line);
-        }
-        tally
-    }
+    use crate::tally::tally_of;
 
     #[test]
     fn the_turns_follow_the_order_of_the_lanes() {

@@ -67,14 +67,7 @@ fn failed_tests(outcome: &Outcome) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn tally_of(lines: &[&str]) -> Tally {
-        let mut tally = Tally::default();
-        for line in lines {
-            tally.line(line);
-        }
-        tally
-    }
+    use crate::tally::tally_of;
 
     const TWO_PASSED: &str = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured";
 

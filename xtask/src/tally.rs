@@ -116,17 +116,19 @@ impl Tally {
     }
 }
 
+/// The tally of a run that printed these lines, for tests.
+#[cfg(test)]
+pub(crate) fn tally_of(lines: &[&str]) -> Tally {
+    let mut tally = Tally::default();
+    for line in lines {
+        tally.line(line);
+    }
+    tally
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn tally_of(lines: &[&str]) -> Tally {
-        let mut tally = Tally::default();
-        for line in lines {
-            tally.line(line);
-        }
-        tally
-    }
 
     #[test]
     fn results_of_all_binaries_add_up() {
