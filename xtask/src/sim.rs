@@ -4,6 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::beside::each;
 use crate::system;
 use crate::task_error::TaskError;
 use crate::vm;
@@ -78,28 +79,29 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), Ta
     workspace::run(command.args(&arguments.extra))
 }
 
-/// The lane: some seeds, then each bug, all by the program in which bugs can be switched on. With none on it does
-/// what the other does, and it is built once: that takes longer than the seeds.
+/// The lane: some seeds and each bug, all by the program in which bugs can be switched on. With none on it does
+/// what the other does, and it is built once: that takes longer than the seeds. It uses one processor.
 ///
 /// # Errors
 /// As for [`run`].
 pub(crate) fn check(workspace: &Workspace) -> Result<(), TaskError> {
     let program = build(workspace, true)?;
+    let run = |scenario: &str, words: &[&str]| {
+        let mut run = Command::new(program.get_program());
+        run.args(["--scenario", scenario]).args(words);
+        run
+    };
     let seeds = [
-        ("nodes", LANE_SEEDS),
         ("members", LANE_SEEDS_OF_MEMBERS),
+        ("nodes", LANE_SEEDS),
         ("adapters", LANE_SEEDS_OF_ADAPTERS),
     ];
-    for (scenario, seeds) in seeds {
-        let mut run = Command::new(program.get_program());
-        workspace::run(run.args(["--scenario", scenario, "--seeds", seeds]))?;
-    }
+    let seeds = seeds.map(|(scenario, seeds)| run(scenario, &["--seeds", seeds]));
     let all = [("nodes", "all")].into_iter();
-    for (scenario, mutant) in all.chain(QUICK_MUTANTS.map(|name| ("members", name))) {
-        let mut run = Command::new(program.get_program());
-        run.args(["--scenario", scenario, "--mutant", mutant]);
-        workspace::run(run.args(["--seeds", MUTANT_SEEDS]))?;
-    }
+    let bugs = all.chain(QUICK_MUTANTS.map(|name| ("members", name)));
+    let bugs = bugs
+        .map(|(scenario, mutant)| run(scenario, &["--mutant", mutant, "--seeds", MUTANT_SEEDS]));
+    each(seeds.into_iter().chain(bugs).collect())?;
     workspace::run(&mut workspace.cargo(MACHINE_MUTANTS))
 }
 
