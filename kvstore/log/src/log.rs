@@ -113,6 +113,8 @@ pub struct Log {
     now: Time,
     index: ByFingerprint<Located>,
     segments: Segments,
+    /// Most records that are written to a segment.
+    segment_records_max: usize,
     /// The open segment.
     head: Option<u32>,
     next_batch: u64,
@@ -181,6 +183,7 @@ impl Log {
         next_batch: u64,
     ) -> Self {
         index.reserve(options.records_max.saturating_sub(index.len()));
+        let segment_records_max = options.segment_records_max(superblock.geometry.segments());
         Self {
             options,
             superblock,
@@ -188,6 +191,7 @@ impl Log {
             now: Time::ZERO,
             index,
             segments,
+            segment_records_max,
             head: None,
             next_batch,
             flights: Slab::with_capacity(options.queued_records_max),
@@ -321,6 +325,26 @@ impl Log {
         let located = self.index.remove(&fingerprint)?;
         self.die(fingerprint, &located);
         Some(located)
+    }
+
+    /// Lets so many records go that nobody was asked about, those of the earliest segments first. They stay on the drive
+    /// until these are reclaimed.
+    pub(crate) fn drop_oldest(&mut self, count: usize) {
+        if count == 0 {
+            return;
+        }
+        let records = self.index.iter();
+        let places = records.map(|(&fingerprint, located)| {
+            let location = located.location;
+            let segment = self.segments.get(location.segment_index);
+            (segment.tag.sequence, location, fingerprint)
+        });
+        let mut places: Vec<_> = places.collect();
+        places.sort_unstable();
+        for (_, location, fingerprint) in places.into_iter().take(count) {
+            self.forget(fingerprint);
+            self.add_ghost(fingerprint, location.segment_index);
+        }
     }
 
     /// What was found by an entry is not any more.

@@ -1,5 +1,6 @@
 //! What a log is told when it is made, and the limits that it keeps to.
 
+use core::ops::RangeInclusive;
 use core::time::Duration;
 
 use thiserror::Error;
@@ -10,10 +11,20 @@ use crate::format::{BLOCK_BYTES, Geometry};
 /// Longest key and payload that stay in a segment which is reclaimed, as a part of the segment: a quarter. So
 /// that segments which are filled again are at least three quarters full.
 pub const KEPT_RECORD_SHARE: u64 = 4;
-/// How much of a segment stays in all when it is reclaimed: a half. So that reclaiming makes room.
+/// How much of a segment stays in all when it is reclaimed: a half, of its bytes and of as many records as one may have.
+/// So that reclaiming makes room.
 pub const KEPT_SHARE: u64 = 2;
+/// How much of the index is kept free for appends, as a part of it: an eighth. Where less is free reclaim begins, as where
+/// few segments are.
+pub const FREE_RECORDS_SHARE: usize = 8;
+/// Segments in which the records are at least that the index has room for: so that reclaim of one lets go of few.
+const FULL_INDEX_SEGMENTS: RangeInclusive<usize> = 2..=16;
+/// Most records of a segment: all of them may leave at once when it is reclaimed, and each is a ghost until it is freed.
+const SEGMENT_RECORDS_MAX: usize = GHOSTS_MAX / 4;
 /// Most records of which it is not known whether the drive still has them. Beyond, the drive has failed.
 pub const GHOSTS_MAX: usize = 65_536;
+/// Most records that a log drops when it is opened since its index has no room for them.
+pub const DROPPED_MAX: usize = GHOSTS_MAX / 2;
 /// Bytes of a batch that are read first, for its header and table: those of 255 records.
 pub const TABLE_READ_BYTES: u32 = 16 * 1024;
 
@@ -36,7 +47,8 @@ pub struct LogOptions {
     pub queued_bytes_max: u64,
     /// Most records that wait to be written or are being written; as many removals beside them.
     pub queued_records_max: usize,
-    /// Most records that the log has. Room for their index is reserved when it is made.
+    /// Most records that the log has. Room for their index is reserved when it is made. Where records are so short that
+    /// they fill it before the segments, the oldest segments are reclaimed, and what they have is judged.
     pub records_max: usize,
     /// Most reads that keep a segment from being freed.
     pub pins_max: usize,
@@ -90,6 +102,15 @@ impl LogOptions {
             failures_max: 3,
             recovery_reads_max: 32,
         }
+    }
+
+    /// Most records that are written to a segment, which is closed then: less than its bytes have room for only where
+    /// records are much shorter than the index is made for.
+    pub(crate) fn segment_records_max(&self, segments: u32) -> usize {
+        let quarter = usize::try_from(segments / 4).unwrap_or(usize::MAX);
+        let (least, most) = FULL_INDEX_SEGMENTS.into_inner();
+        let records = self.records_max.div_ceil(quarter.clamp(least, most));
+        records.min(SEGMENT_RECORDS_MAX)
     }
 
     /// Whether they fit together.

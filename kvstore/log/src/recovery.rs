@@ -32,7 +32,7 @@ use crate::format::{
     BLOCK_BYTES, FormatFault, SEGMENT_HEAD_BLOCKS, SUPERBLOCK_OFFSETS_BYTES, blocks_for,
 };
 use crate::log::{Ends, Log};
-use crate::options::{LogOptions, OptionsFault, TABLE_READ_BYTES};
+use crate::options::{DROPPED_MAX, LogOptions, OptionsFault, TABLE_READ_BYTES};
 use crate::segments::{Segment, Segments, State};
 
 /// Why a drive is not opened. Nothing has been written to it.
@@ -76,9 +76,11 @@ pub enum OpenFault {
         /// What it was begun with.
         needed_bytes: u64,
     },
-    /// It has more records than the index may have.
-    #[error("the log has more than {records_max} records: raise the limit")]
+    /// It has many more records than the index may have: not only what was about to leave.
+    #[error("the log has {records} records, far more than {records_max}: raise the limit")]
     TooManyRecords {
+        /// How many were found.
+        records: usize,
         /// The limit.
         records_max: usize,
     },
@@ -111,6 +113,9 @@ pub struct RecoveryReport {
     pub records: u64,
     /// Records that were read and are not here: replaced, removed, or of an earlier generation.
     pub dead_records: u64,
+    /// The oldest records, which were read and are not here: the index has no room for them. As many at most as were
+    /// about to leave a full log when it was used last, unless its limit is another one.
+    pub dropped_records: u64,
     /// Removals that were read.
     pub removals: u64,
     /// Segments that are not free.
@@ -318,9 +323,13 @@ impl Recovery {
         };
         options.check()?;
         let index = self.found.merged(&mut self.report);
-        let records_max = options.records_max;
-        if index.len() > records_max {
-            return Err(OpenFault::TooManyRecords { records_max });
+        let (records, records_max) = (index.len(), options.records_max);
+        let excess = records.saturating_sub(records_max);
+        if excess > DROPPED_MAX {
+            return Err(OpenFault::TooManyRecords {
+                records,
+                records_max,
+            });
         }
         let mut segments = Segments::new(found.geometry, self.next_sequence);
         let mut next_batch = 1;
@@ -335,6 +344,9 @@ impl Recovery {
             segments.add_live(located.location.segment_index, located.footprint_bytes());
         }
         let mut log = Log::mounting(options, superblock, segments, index, next_batch);
+        log.drop_oldest(excess);
+        self.report.records -= excess as u64;
+        self.report.dropped_records = excess as u64;
         let unsealed = self.walked.into_iter().filter(|(_, walk)| !walk.is_sealed);
         let ends = Ends {
             unsealed: unsealed.map(|(segment_index, _)| segment_index).collect(),
@@ -547,12 +559,7 @@ impl Walk {
             first_batch: self.header.first_batch,
             next_batch: self.next_batch,
             end_block: self.at_block,
-            batches: 0,
-            is_broken: false,
-            is_unread: false,
-            live_bytes: 0,
-            live_records: 0,
-            pins: 0,
+            ..Segments::blank()
         }
     }
 }

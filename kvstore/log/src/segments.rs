@@ -43,6 +43,8 @@ pub(crate) struct Segment {
     pub(crate) is_broken: bool,
     /// Whether a table of it could not be read when it was to be reclaimed.
     pub(crate) is_unread: bool,
+    /// Records that have been written to it since it was opened.
+    pub(crate) written_records: usize,
     /// What records count for that are alive in it.
     pub(crate) live_bytes: u64,
     pub(crate) live_records: u32,
@@ -70,7 +72,8 @@ impl Segments {
         }
     }
 
-    const fn blank() -> Segment {
+    /// One that was never used.
+    pub(crate) const fn blank() -> Segment {
         Segment {
             state: State::Free,
             tag: SegmentTag {
@@ -84,6 +87,7 @@ impl Segments {
             batches: 0,
             is_broken: false,
             is_unread: false,
+            written_records: 0,
             live_bytes: 0,
             live_records: 0,
             pins: 0,
@@ -150,12 +154,7 @@ impl Segments {
             first_batch,
             next_batch: first_batch,
             end_block: SEGMENT_HEAD_BLOCKS,
-            batches: 0,
-            is_broken: false,
-            is_unread: false,
-            live_bytes: 0,
-            live_records: 0,
-            pins: 0,
+            ..Self::blank()
         };
         Some(index)
     }
@@ -193,8 +192,9 @@ impl Segments {
     }
 
     /// The segment to reclaim next: where most is dead for its age, and one that is read only if there is no other.
-    /// `is_pressed`, the oldest one: no removal in it is needed any more, so that nothing has to be written; so it is
-    /// where there is one that cannot be reclaimed before it is the oldest.
+    /// `is_pressed`, the oldest one: no removal in it is needed any more, so that nothing has to be written. So it is
+    /// where there is one that cannot be reclaimed before it is the oldest, and where places in the index are short,
+    /// which what is dead does not have.
     ///
     /// Rosenblum and Ousterhout (1991): benefit to cost is free space times age, by what has to be read and
     /// written. Age is counted in segments that were begun since.

@@ -14,6 +14,7 @@ use lunette_kvstore_log::log::Log;
 use lunette_kvstore_log::options::{LogOptions, OptionsFault};
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
 use lunette_kvstore_log::recovery::{OpenFault, Recovery};
+use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::time::Time;
 
 const IDENTITY: Identity = Identity {
@@ -339,6 +340,121 @@ fn reads_and_judgements_are_bounded() {
     log.end_read(at_ms(3), plan.pin, ReadOutcome::Damaged);
     assert_eq!(log.get(Fingerprint(1)), None);
     assert_eq!(log.stats().lost_records, 1);
+}
+
+/// Carries out all that a log wants of a drive whose bytes are these, and judges as it is told to, until nothing is
+/// left to be done. What is appended has payloads of zeros.
+fn serve(log: &mut Log, now: Time, image: &mut [u8], wants_to_keep: bool) {
+    loop {
+        let effects: Vec<Effect> = std::iter::from_fn(|| log.poll_effect()).collect();
+        let events = events(log);
+        if effects.is_empty() && events.is_empty() {
+            return;
+        }
+        for effect in effects {
+            match effect {
+                Effect::Write(write) => {
+                    put(&write, image);
+                    log.written(now, write.op, Ok(()));
+                }
+                Effect::Read {
+                    op,
+                    offset_bytes,
+                    len_bytes,
+                    ..
+                } => {
+                    let begin = usize::try_from(offset_bytes).expect("small");
+                    let bytes = &image[begin..begin + len_bytes as usize];
+                    log.read_done(now, op, Ok(bytes));
+                }
+                Effect::Release { .. } => {}
+                other => unreachable!("the drive has no cache: {other:?}"),
+            }
+        }
+        for event in events {
+            let Event::Judge {
+                fingerprint,
+                version,
+                may_stay,
+            } = event
+            else {
+                continue;
+            };
+            let kept = if wants_to_keep && may_stay {
+                log.keep(now, fingerprint, version)
+            } else {
+                Err(KeepRefused::NoRoom)
+            };
+            // Others that were judged with it may have taken the room.
+            if kept == Err(KeepRefused::NoRoom) {
+                assert!(log.release(now, fingerprint, version), "it is judged");
+            } else {
+                kept.expect("it is judged");
+            }
+        }
+        log.check();
+    }
+}
+
+fn put(write: &Write, image: &mut [u8]) {
+    let mut at = usize::try_from(write.offset_bytes).expect("small");
+    for piece in &write.pieces {
+        let len = match piece {
+            WritePiece::Own(range) => {
+                image[at..at + range.len()].copy_from_slice(&write.own[range.clone()]);
+                range.len()
+            }
+            WritePiece::Payload { len_bytes, .. } => {
+                image[at..at + *len_bytes as usize].fill(0);
+                *len_bytes as usize
+            }
+        };
+        at += len;
+    }
+}
+
+/// Appends one after the other so many short records, of which the index is full long before the segments are: none is
+/// refused. The keys that are there in the end.
+fn kept_of(count: u128, wants_to_keep: bool) -> Vec<u128> {
+    let mut log = mounted(options());
+    let mut image = vec![0; usize::try_from(log.options().geometry.capacity_bytes).expect("small")];
+    let payload = [0; 100];
+    for key in 1..=count {
+        let ms = u64::try_from(key).expect("few") * 2;
+        let record = Record {
+            crc32c: crc32c(&payload),
+            ..record(key, ms, 100)
+        };
+        append(&mut log, at_ms(ms), record).expect("room is made");
+        log.advance(at_ms(ms + 1));
+        serve(&mut log, at_ms(ms + 1), &mut image, wants_to_keep);
+        assert_eq!(log.get(Fingerprint(key)), Some(record));
+    }
+    let stats = log.stats();
+    assert!(
+        stats.free_segments >= 4,
+        "room was short of nothing but records: {stats:?}"
+    );
+    assert_eq!(stats.moved_records > 0, wants_to_keep);
+    let mut keys: Vec<u128> = log.records().map(|record| record.fingerprint.0).collect();
+    keys.sort_unstable();
+    keys
+}
+
+#[test]
+fn short_records_that_fill_the_index_push_the_oldest_out() {
+    let keys = kept_of(200, false);
+    // The index has room for 20, three of them are kept free, and a segment has ten at most.
+    assert!((8..=18).contains(&keys.len()), "{keys:?}");
+    let first = 201 - keys.len() as u128;
+    assert!(keys.iter().copied().eq(first..=200), "{keys:?}");
+}
+
+#[test]
+fn an_owner_that_keeps_all_it_may_cannot_stop_a_full_index_from_taking_more() {
+    let keys = kept_of(200, true);
+    assert!((10..=18).contains(&keys.len()), "{keys:?}");
+    assert_eq!(keys.last(), Some(&200));
 }
 
 /// Writes to memory what a mounted log writes.

@@ -357,6 +357,34 @@ fn a_drive_that_is_full_lets_the_oldest_go_and_nothing_wrong_is_read() {
     });
 }
 
+/// Objects are so short that the index is full while most of the drive is free.
+#[test]
+fn a_drive_whose_index_is_full_lets_the_oldest_go_and_goes_on() {
+    const SHORT_LEN: usize = 2000;
+    const SHORT_COUNT: usize = 12_000;
+    run(1, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut scene = Scene::of(0, MEMORY).await;
+        scene.set_tier(Some(tier(folder.path())));
+        scene.add(MEMORY).await;
+        let client = scene.client().await;
+        let (options, pause) = (PutOptions::default(), Duration::from_micros(100));
+        fill_slowly(&client, (SHORT_COUNT, SHORT_LEN), options, pause).await;
+        let [drive] = drives(&scene).await[..] else {
+            panic!("one core has a drive");
+        };
+        assert!(drive.records <= 4096, "{drive:?}");
+        assert!(drive.live_bytes * 2 < drive.capacity_bytes, "{drive:?}");
+        assert!(drive.lost > 1000, "{drive:?}");
+        assert!(drive.refused < 100, "{drive:?}");
+        let mut found = 0;
+        for n in SHORT_COUNT - 5000..SHORT_COUNT {
+            found += u64::from(is_found(&client, n, SHORT_LEN).await);
+        }
+        assert!(found > 4500, "the newest are there: {found}, {drive:?}");
+    });
+}
+
 #[test]
 fn copies_on_a_drive_are_made_again_elsewhere() {
     run(WORLDS, || async {

@@ -9,6 +9,7 @@ use crate::effect::{
     AppendFailure, AppendId, AppendRefused, DeviceFault, Event, Memory, MemoryId, OpId,
 };
 use crate::format::batch::room_bytes_max;
+use crate::options::FREE_RECORDS_SHARE;
 use crate::record::Record;
 
 /// Where a record comes from.
@@ -146,7 +147,7 @@ impl Log {
                 queued_bytes,
             });
         }
-        if self.index.len() + self.flights.len() >= self.options.records_max {
+        if self.free_records() == 0 {
             return Err(AppendRefused::IndexFull {
                 records: self.index.len(),
             });
@@ -165,6 +166,17 @@ impl Log {
             return Err(AppendRefused::Slow { waited_ms });
         }
         Ok(())
+    }
+
+    /// How many more records may come.
+    fn free_records(&self) -> usize {
+        let taken = self.index.len() + self.flights.len();
+        self.options.records_max.saturating_sub(taken)
+    }
+
+    /// Whether so few more may come that reclaim has to make room for them.
+    pub(super) fn is_index_short(&self) -> bool {
+        self.free_records() < self.options.records_max.div_ceil(FREE_RECORDS_SHARE)
     }
 
     /// A record has ended its way.

@@ -46,8 +46,9 @@ pub(super) struct Reclaim {
     removals: usize,
     /// The last removal that may be about something in it, once everything else is settled.
     last_removal: Option<RemovalId>,
-    /// How much more may be kept.
+    /// How much more may be kept, and how many records more.
     keepable_bytes: u64,
+    keepable_records: u64,
     /// Whether a table of it cannot be read, and removals that are needed may be behind it: it stays.
     is_unread: bool,
 }
@@ -79,6 +80,7 @@ impl Log {
             reclaim.judged.remove(&fingerprint);
             reclaim.moving += 1;
             reclaim.keepable_bytes -= alone_bytes(located.room_bytes_max());
+            reclaim.keepable_records -= 1;
         }
         let window = located.window(self.superblock.geometry);
         let at = self.flights.vacant_key();
@@ -135,10 +137,10 @@ impl Log {
     /// Whether there is room for a record of the segment that is reclaimed to stay.
     fn may_stay(&self, located: &Located) -> bool {
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
-        let left_bytes = self
-            .reclaim
-            .as_ref()
-            .map_or(0, |reclaim| reclaim.keepable_bytes);
+        let left_bytes = match &self.reclaim {
+            Some(reclaim) if reclaim.keepable_records > 0 => reclaim.keepable_bytes,
+            _ => 0,
+        };
         let alone_bytes = alone_bytes(located.room_bytes_max());
         alone_bytes <= (segment_bytes / KEPT_RECORD_SHARE).min(left_bytes)
     }
@@ -237,14 +239,24 @@ impl Log {
     fn begin_reclaim(&mut self) {
         let free = self.segments.free_count();
         let soon_free = free + self.segments.freeing_count();
-        if soon_free >= self.options.free_segments_low || self.reclaim_budget_bytes == 0 {
+        let is_index_short = self.is_index_short();
+        let is_needed = soon_free < self.options.free_segments_low || is_index_short;
+        if !is_needed || self.reclaim_budget_bytes == 0 {
             return;
         }
-        let is_pressed = free <= self.options.reserve_segments;
+        let is_pressed = free <= self.options.reserve_segments || is_index_short;
         let Some(segment_index) = self.segments.victim(self.superblock.geometry, is_pressed) else {
             return;
         };
-        self.segments.get_mut(segment_index).state = State::Reclaiming;
+        let segment = self.segments.get_mut(segment_index);
+        segment.state = State::Reclaiming;
+        // What is kept of one segment does not fill the records of another; of a short index places become free.
+        let records = if is_index_short {
+            segment.live_records.into()
+        } else {
+            u64::MAX
+        };
+        let keepable_records = records.min(self.segment_records_max as u64) / KEPT_SHARE;
         // Where nothing is free, as after crashes while segments were reclaimed, nothing can be kept.
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
         let keepable_bytes = if free > 0 {
@@ -263,6 +275,7 @@ impl Log {
             removals: 0,
             last_removal: None,
             keepable_bytes,
+            keepable_records,
             is_unread: false,
         });
     }

@@ -149,7 +149,8 @@ impl Log {
             let segment = self.segments.get(segment_index);
             let end_block = self.superblock.geometry.segment_blocks();
             let room_bytes = u64::from(end_block - segment.end_block) * u64::from(BLOCK_BYTES);
-            let taken = self.take_batch(room_bytes);
+            let room_records = self.segment_records_max - segment.written_records;
+            let taken = self.take_batch(room_bytes, room_records);
             if !taken.is_empty() {
                 self.write_batch(segment_index, &taken);
             } else if self.is_due() {
@@ -195,7 +196,7 @@ impl Log {
     }
 
     /// What goes into the next batch, lane by lane. Nothing if there is no room for the first of it.
-    fn take_batch(&mut self, room_bytes: u64) -> Vec<Waiting> {
+    fn take_batch(&mut self, room_bytes: u64, mut room_records: usize) -> Vec<Waiting> {
         let bound = room_bytes.min(self.options.batch_bytes_max.into());
         let (mut taken, mut bytes) = (Vec::new(), BATCH_HEADER_BYTES as u64);
         for lane in Lane::ALL {
@@ -204,9 +205,11 @@ impl Log {
             }
             while let Some((_, waiting)) = self.lanes[lane as usize].waiting.front().copied() {
                 let needed = self.room_of(waiting);
+                let is_record = matches!(waiting, Waiting::Flight(_));
                 // One that is longer than a batch is to be goes by itself.
                 let limit = if taken.is_empty() { room_bytes } else { bound };
-                if taken.len() == ENTRIES_MAX || bytes + needed > limit {
+                let has_places = taken.len() < ENTRIES_MAX && (room_records > 0 || !is_record);
+                if !has_places || bytes + needed > limit {
                     return taken;
                 }
                 let queue = &mut self.lanes[lane as usize];
@@ -214,6 +217,7 @@ impl Log {
                 queue.room_bytes -= needed;
                 if !self.drop_ended(waiting) {
                     bytes += needed;
+                    room_records -= usize::from(is_record);
                     taken.push(waiting);
                 }
             }
@@ -260,10 +264,15 @@ impl Log {
         let written = written.collect();
         let len_blocks = encoded.header.len_blocks;
         self.refund_kept(taken, len_blocks);
+        let records = taken
+            .iter()
+            .filter(|waiting| matches!(waiting, Waiting::Flight(_)))
+            .count();
         let segment = self.segments.get_mut(segment_index);
         segment.end_block += len_blocks;
         segment.next_batch = sequence + 1;
         segment.batches += 1;
+        segment.written_records += records;
         self.batches.push_back(Batch {
             sequence,
             segment_index,

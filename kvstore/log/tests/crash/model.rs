@@ -179,6 +179,20 @@ impl Model {
         Ok(())
     }
 
+    /// Whether there may be no record of the key after a crash.
+    pub(super) fn may_be_gone(&mut self, fingerprint: Fingerprint) -> bool {
+        self.is_unread || self.key(fingerprint).allowed.contains_key(&None)
+    }
+
+    /// The log was opened without what it has of the key: that stays on the drive.
+    pub(super) fn dropped(&mut self, fingerprint: Fingerprint) {
+        let moment = self.moment();
+        let key = self.key(fingerprint);
+        key.allowed.insert(None, moment);
+        key.allowed.values_mut().for_each(|since| *since = moment);
+        key.live = None;
+    }
+
     /// Before the log is compared with [`recovered`](Self::recovered).
     pub(super) fn crashed(&mut self, is_unread: bool) {
         // What was made to stay away may be a part of it, until all of that is durable.

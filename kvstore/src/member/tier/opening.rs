@@ -23,10 +23,12 @@ use crate::drive::{ClaimTerms, Drive, DriveError, DriveOptions, Format, Medium, 
 const SEGMENTS_WANTED: u64 = 64;
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
-/// The log has an entry of its index for each of so many bytes.
-const RECORD_BYTES: u64 = 64 << 10;
+/// [`TierOptions::object_bytes`] where nothing else is said.
+const OBJECT_BYTES: u64 = 64 << 10;
 const RECORDS_MIN: u64 = 4096;
 const RECORDS_MAX: u64 = 1 << 22;
+/// Most of the index that may be on its way to the drive: an eighth, which is what reclaim keeps free.
+const QUEUED_RECORDS_SHARE: usize = 8;
 /// Most of a core's memory that may be on its way to the drive: a quarter.
 const QUEUED_SHARE: u64 = 4;
 const QUEUED_BYTES_MIN: u64 = 4 << 20;
@@ -46,6 +48,10 @@ pub struct TierOptions {
     pub places: Vec<TierPlace>,
     /// What they take in all, in bytes. The cores have equal parts of it.
     pub capacity_bytes: u64,
+    /// How long objects are in the mean, in bytes: each core's index has room for as many as its part of the drives has
+    /// then, between 4,096 and 4,194,304, and takes 75 to 149 bytes of memory for each. Where they are shorter the index
+    /// is full first, and the oldest leave although there are bytes left.
+    pub object_bytes: u64,
     /// [`DriveOptions::holders`]: without, a node that starts again after a crash waits until its claims of devices and
     /// namespaces have lapsed.
     pub holders: Option<PathBuf>,
@@ -69,6 +75,7 @@ impl TierOptions {
         Self {
             places: folders.into_iter().map(TierPlace::Folder).collect(),
             capacity_bytes,
+            object_bytes: OBJECT_BYTES,
             holders: None,
         }
     }
@@ -111,8 +118,10 @@ impl TierOptions {
         log.batch_bytes_max = log.batch_bytes_max.min(segment_bytes / 2);
         // As many removals are an eighth of a segment at most.
         log.queued_records_max = (log.queued_records_max).min(segment_bytes as usize / 512);
-        let records = (capacity_bytes / RECORD_BYTES).clamp(RECORDS_MIN, RECORDS_MAX);
+        let records = (capacity_bytes / self.object_bytes.max(1)).clamp(RECORDS_MIN, RECORDS_MAX);
         log.records_max = usize::try_from(records).expect("bounded");
+        let queued_records = log.records_max / QUEUED_RECORDS_SHARE;
+        log.queued_records_max = log.queued_records_max.min(queued_records);
         let queued = memory_bytes / QUEUED_SHARE;
         log.queued_bytes_max = queued.clamp(QUEUED_BYTES_MIN, QUEUED_BYTES_MAX);
         log
@@ -134,8 +143,9 @@ impl Tier {
         let Some((medium, begin_bytes)) = options.medium(core, log.geometry.capacity_bytes) else {
             return Ok(None);
         };
-        let keeping = Rc::new(Keeping::new(log.geometry.capacity_bytes));
         let records_max = log.records_max;
+        let keeping = Keeping::new(log.geometry.capacity_bytes, records_max as u64);
+        let keeping = Rc::new(keeping);
         let options = DriveOptions {
             medium,
             begin_bytes,

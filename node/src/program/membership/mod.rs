@@ -212,6 +212,10 @@ pub(crate) struct JoinArguments {
     /// How much the drives take in all, like 512GiB.
     #[arg(long, value_name = "SIZE", requires = "drive", value_parser = Size::parse)]
     drive_size: Option<Size>,
+    /// How long objects are in the mean. The index of what is on drives, in memory, has room for as many as they have
+    /// then, of 75 to 149 bytes each; if objects are shorter, the oldest leave although the drives have bytes left.
+    #[arg(long, value_name = "SIZE", requires = "drive", default_value = "64KiB", value_parser = Size::parse)]
+    drive_object_size: Size,
     #[command(flatten)]
     nvme_host: HostArguments,
 }
@@ -285,6 +289,7 @@ impl JoinArguments {
         Ok(Some(TierOptions {
             places: places.collect::<Result<_, _>>()?,
             capacity_bytes: size.0,
+            object_bytes: self.drive_object_size.0,
             holders: user_folder().ok(),
         }))
     }
