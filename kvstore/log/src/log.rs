@@ -54,7 +54,7 @@ use self::writing::{Batch, Queue};
 use crate::effect::{Effect, Event, OpId, RemovalId};
 use crate::format::superblock::Superblock;
 use crate::index::{ByFingerprint, Located};
-use crate::options::{GHOSTS_MAX, LogOptions, OptionsFault};
+use crate::options::{FULL_BYTES_SHARE, FULL_RECORDS_SHARE, GHOSTS_MAX, LogOptions, OptionsFault};
 use crate::record::{Fingerprint, Record, Version};
 use crate::segments::{Segments, State};
 
@@ -65,6 +65,10 @@ pub struct LogStats {
     pub records: u64,
     /// What they count for, without gaps.
     pub live_bytes: u64,
+    /// What it takes before it is as full as it is to be: an eighth of what was written dead or still free, and a quarter
+    /// of the index. While there is any, reclaim gathers what is alive, and what is judged had better stay; then it has
+    /// the oldest leave.
+    pub room_bytes: u64,
     /// Segments that are free.
     pub free_segments: u32,
     /// Segments there are.
@@ -242,11 +246,26 @@ impl Log {
         LogStats {
             records: self.index.len() as u64,
             live_bytes: self.segments.iter().map(|segment| segment.live_bytes).sum(),
+            room_bytes: self.room_bytes(),
             free_segments: self.segments.free_count(),
             segments: self.superblock.geometry.segments(),
             has_failed: self.has_failed,
             ..self.stats
         }
+    }
+
+    /// See [`LogStats::room_bytes`].
+    fn room_bytes(&self) -> u64 {
+        let (live, dead) = self.segments.iter().fold((0, 0), |(live, dead), segment| {
+            // What has left the segment that is reclaimed is about to be free.
+            let is_to_stay = matches!(segment.state, State::Open | State::Closing | State::Full);
+            let dead_bytes = if is_to_stay { segment.dead_bytes } else { 0 };
+            (live + segment.live_bytes, dead + dead_bytes)
+        });
+        let free = (self.segments.free_count()).saturating_sub(self.options.free_segments_low);
+        let free_bytes = u64::from(free) * u64::from(self.superblock.geometry.segment_bytes);
+        let records = (self.options.records_max as u64, self.index.len() as u64);
+        room_bytes((live + dead + free_bytes, live), records)
     }
 
     /// The record of a key, if it is here and durable.
@@ -447,5 +466,39 @@ impl Log {
     /// The version of a record that is here.
     fn version_here(&self, fingerprint: Fingerprint) -> Option<Version> {
         self.index.get(&fingerprint).map(Located::version)
+    }
+}
+
+/// How much is taken before there is as much as there is to be, of bytes or, by their mean length, of records. Of both: how
+/// many there may be, and how many there are.
+fn room_bytes((writable_bytes, live_bytes): (u64, u64), (records_max, records): (u64, u64)) -> u64 {
+    let left =
+        |max: u64, used: u64, (part, whole): (u64, u64)| (max / whole * part).saturating_sub(used);
+    let room_bytes = left(writable_bytes, live_bytes, FULL_BYTES_SHARE);
+    let room_records = left(records_max, records, FULL_RECORDS_SHARE);
+    let by_records = live_bytes
+        .checked_div(records)
+        .map(|mean_bytes| room_records.saturating_mul(mean_bytes));
+    by_records.map_or(room_bytes, |by_records| room_bytes.min(by_records))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drive_is_full_by_bytes_or_by_records() {
+        for (bytes, records, room) in [
+            ((800, 0), (80, 0), 700),
+            ((800, 100), (80, 10), 500),
+            ((800, 100), (80, 1), 600),
+            ((800, 700), (80, 7), 0),
+            // Shorter than the index is made for.
+            ((800, 100), (80, 50), 20),
+            ((800, 120), (80, 60), 0),
+            ((800, 140), (80, 70), 0),
+        ] {
+            assert_eq!(room_bytes(bytes, records), room, "{bytes:?} {records:?}");
+        }
     }
 }

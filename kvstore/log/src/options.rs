@@ -17,6 +17,10 @@ pub const KEPT_SHARE: u64 = 2;
 /// How much of the index is kept free for appends, as a part of it: an eighth. Where less is free reclaim begins, as where
 /// few segments are.
 pub const FREE_RECORDS_SHARE: usize = 8;
+/// How much of what is written may be alive before the oldest leave: seven eighths.
+pub(crate) const FULL_BYTES_SHARE: (u64, u64) = (7, 8);
+/// The same of the index: three quarters, since reclaim begins at seven eighths with those on their way.
+pub(crate) const FULL_RECORDS_SHARE: (u64, u64) = (3, 4);
 /// Segments in which the records are at least that the index has room for: so that reclaim of one lets go of few.
 const FULL_INDEX_SEGMENTS: RangeInclusive<usize> = 2..=16;
 /// Most records of a segment: all of them may leave at once when it is reclaimed, and each is a ghost until it is freed.
@@ -56,7 +60,8 @@ pub struct LogOptions {
     /// removals that are needed of it may take one and a half.
     pub reserve_segments: u32,
     /// Reclaim begins when fewer segments than this are free: more than the reserve. As long as more than the reserve
-    /// are free it takes the segment in which most is dead for its age, then the oldest.
+    /// are free, and an eighth of what was written is dead, it takes the segment in which most is dead for its age; then
+    /// the oldest.
     pub free_segments_low: u32,
     /// Most records of a segment being reclaimed of which the owner is asked, or which are moving.
     pub judged_max: usize,

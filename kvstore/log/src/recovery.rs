@@ -170,6 +170,8 @@ struct Walk {
     end_block: u32,
     /// The number of the next batch.
     next_batch: u64,
+    /// What all records that were read count for.
+    read_bytes: u64,
 }
 
 /// The machine that reads a drive. See the [module](self).
@@ -341,7 +343,7 @@ impl Recovery {
             segments.unread(segment_index, &superblock, next_batch);
         }
         for located in index.values() {
-            segments.add_live(located.location.segment_index, located.footprint_bytes());
+            segments.revive(located.location.segment_index, located.footprint_bytes());
         }
         let mut log = Log::mounting(options, superblock, segments, index, next_batch);
         log.drop_oldest(excess);
@@ -446,6 +448,7 @@ impl Recovery {
             at_block: SEGMENT_HEAD_BLOCKS,
             end_block: seal.map_or(blocks, |seal| seal.end_blocks),
             next_batch: header.first_batch,
+            read_bytes: 0,
         };
         self.walks.insert(segment_index, walk);
         self.walk_on(segment_index);
@@ -535,6 +538,11 @@ impl Recovery {
         let walk = self.walks.get_mut(&segment_index).expect("it is walked");
         walk.at_block += header.len_blocks;
         walk.next_batch = header.sequence + 1;
+        let objects = entries.iter().filter_map(|entry| match entry {
+            Entry::Object(object) => Some(object.footprint_bytes()),
+            Entry::Removal(_) => None,
+        });
+        walk.read_bytes += objects.sum::<u64>();
         self.walk_on(segment_index);
     }
 }
@@ -551,7 +559,7 @@ impl Walk {
         Ok(header)
     }
 
-    /// What was walked, as the log has it: full.
+    /// What was walked, as the log has it: full, and nothing in it is alive.
     const fn segment(&self) -> Segment {
         Segment {
             state: State::Full,
@@ -559,6 +567,7 @@ impl Walk {
             first_batch: self.header.first_batch,
             next_batch: self.next_batch,
             end_block: self.at_block,
+            dead_bytes: self.read_bytes,
             ..Segments::blank()
         }
     }

@@ -43,11 +43,13 @@ pub(crate) struct Segment {
     pub(crate) is_broken: bool,
     /// Whether a table of it could not be read when it was to be reclaimed.
     pub(crate) is_unread: bool,
-    /// Records that have been written to it since it was opened.
+    /// Records that have been written to it, or were begun to be.
     pub(crate) written_records: usize,
     /// What records count for that are alive in it.
     pub(crate) live_bytes: u64,
     pub(crate) live_records: u32,
+    /// What records count for that were alive in it and are not.
+    pub(crate) dead_bytes: u64,
     /// Reads that are under way.
     pub(crate) pins: u32,
 }
@@ -90,6 +92,7 @@ impl Segments {
             written_records: 0,
             live_bytes: 0,
             live_records: 0,
+            dead_bytes: 0,
             pins: 0,
         }
     }
@@ -173,10 +176,17 @@ impl Segments {
         segment.live_records += 1;
     }
 
+    /// A record that was [found](Self::found) is alive.
+    pub(crate) fn revive(&mut self, index: u32, footprint_bytes: u64) {
+        self.add_live(index, footprint_bytes);
+        self.get_mut(index).dead_bytes -= footprint_bytes;
+    }
+
     pub(crate) fn sub_live(&mut self, index: u32, footprint_bytes: u64) {
         let segment = self.get_mut(index);
         segment.live_bytes -= footprint_bytes;
         segment.live_records -= 1;
+        segment.dead_bytes += footprint_bytes;
     }
 
     /// Whether a segment that is not free, other than this one, may have batches up to `sequence`.
@@ -193,8 +203,7 @@ impl Segments {
 
     /// The segment to reclaim next: where most is dead for its age, and one that is read only if there is no other.
     /// `is_pressed`, the oldest one: no removal in it is needed any more, so that nothing has to be written. So it is
-    /// where there is one that cannot be reclaimed before it is the oldest, and where places in the index are short,
-    /// which what is dead does not have.
+    /// where there is one that cannot be reclaimed before it is the oldest, and where what is alive makes room.
     ///
     /// Rosenblum and Ousterhout (1991): benefit to cost is free space times age, by what has to be read and
     /// written. Age is counted in segments that were begun since.

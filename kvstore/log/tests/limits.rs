@@ -2,6 +2,7 @@
 
 #![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
 
+use std::iter;
 use std::time::Duration;
 
 use lunette_kvstore_log::effect::{
@@ -71,7 +72,7 @@ fn end_all(log: &mut Log, now: Time, result: Result<(), DeviceFault>) {
 }
 
 fn events(log: &mut Log) -> Vec<Event> {
-    std::iter::from_fn(|| log.poll_event()).collect()
+    iter::from_fn(|| log.poll_event()).collect()
 }
 
 /// A log that is mounted.
@@ -346,7 +347,7 @@ fn reads_and_judgements_are_bounded() {
 /// left to be done. What is appended has payloads of zeros.
 fn serve(log: &mut Log, now: Time, image: &mut [u8], wants_to_keep: bool) {
     loop {
-        let effects: Vec<Effect> = std::iter::from_fn(|| log.poll_effect()).collect();
+        let effects: Vec<Effect> = iter::from_fn(|| log.poll_effect()).collect();
         let events = events(log);
         if effects.is_empty() && events.is_empty() {
             return;
@@ -413,37 +414,60 @@ fn put(write: &Write, image: &mut [u8]) {
     }
 }
 
-/// Appends one after the other so many short records, of which the index is full long before the segments are: none is
-/// refused. The keys that are there in the end.
-fn kept_of(count: u128, wants_to_keep: bool) -> Vec<u128> {
-    let mut log = mounted(options());
+/// Appends records of these lengths one after the other, of which none is refused. The log, and the keys that are there in
+/// the end: the first has 1.
+fn kept_of(
+    options: LogOptions,
+    lens: impl Iterator<Item = u32>,
+    wants_to_keep: bool,
+) -> (Log, Vec<u128>) {
+    let mut log = mounted(options);
     let mut image = vec![0; usize::try_from(log.options().geometry.capacity_bytes).expect("small")];
-    let payload = [0; 100];
-    for key in 1..=count {
+    for (key, len_bytes) in (1..).zip(lens) {
         let ms = u64::try_from(key).expect("few") * 2;
         let record = Record {
-            crc32c: crc32c(&payload),
-            ..record(key, ms, 100)
+            crc32c: crc32c(&vec![0; len_bytes as usize]),
+            ..record(key, ms, len_bytes)
         };
         append(&mut log, at_ms(ms), record).expect("room is made");
         log.advance(at_ms(ms + 1));
         serve(&mut log, at_ms(ms + 1), &mut image, wants_to_keep);
         assert_eq!(log.get(Fingerprint(key)), Some(record));
     }
+    let mut keys: Vec<u128> = log.records().map(|record| record.fingerprint.0).collect();
+    keys.sort_unstable();
+    (log, keys)
+}
+
+/// The same of 200 short ones, of which the index is full long before the segments are.
+fn kept_of_short(wants_to_keep: bool) -> Vec<u128> {
+    let (log, keys) = kept_of(options(), iter::repeat_n(100, 200), wants_to_keep);
     let stats = log.stats();
     assert!(
         stats.free_segments >= 4,
         "room was short of nothing but records: {stats:?}"
     );
     assert_eq!(stats.moved_records > 0, wants_to_keep);
-    let mut keys: Vec<u128> = log.records().map(|record| record.fingerprint.0).collect();
-    keys.sort_unstable();
     keys
 }
 
 #[test]
+fn the_oldest_leave_first_however_full_segments_are() {
+    let options = LogOptions {
+        records_max: 1000,
+        ..options()
+    };
+    // Fourteen of the former fill a segment, and one of the latter leaves six blocks that nothing fits into.
+    let lens = (0..200).map(|n| if n % 31 < 28 { 3900 } else { 30_000 });
+    let (log, keys) = kept_of(options, lens, false);
+    assert!(log.stats().reclaimed_segments > 10);
+    let first = 201 - keys.len() as u128;
+    assert!(keys.iter().copied().eq(first..=200), "{keys:?}");
+}
+
+#[test]
 fn short_records_that_fill_the_index_push_the_oldest_out() {
-    let keys = kept_of(200, false);
+    let keys = kept_of_short(false);
     // The index has room for 20, three of them are kept free, and a segment has ten at most.
     assert!((8..=18).contains(&keys.len()), "{keys:?}");
     let first = 201 - keys.len() as u128;
@@ -452,7 +476,7 @@ fn short_records_that_fill_the_index_push_the_oldest_out() {
 
 #[test]
 fn an_owner_that_keeps_all_it_may_cannot_stop_a_full_index_from_taking_more() {
-    let keys = kept_of(200, true);
+    let keys = kept_of_short(true);
     assert!((10..=18).contains(&keys.len()), "{keys:?}");
     assert_eq!(keys.last(), Some(&200));
 }

@@ -80,6 +80,11 @@ pub struct PlacedObject {
 }
 
 impl PlacedObject {
+    /// [`footprint_bytes`] of it.
+    pub(crate) fn footprint_bytes(&self) -> u64 {
+        footprint_bytes(self.key_len, self.record.len_bytes)
+    }
+
     /// Whether key and payload in the `batch` are what they were.
     #[must_use]
     pub fn is_whole(&self, batch: &[u8]) -> bool {

@@ -244,7 +244,9 @@ impl Log {
         if !is_needed || self.reclaim_budget_bytes == 0 {
             return;
         }
-        let is_pressed = free <= self.options.reserve_segments || is_index_short;
+        // Where little is dead, what is alive makes room: the oldest first, whatever their segments are filled like.
+        let is_in_order = is_index_short || self.room_bytes() == 0;
+        let is_pressed = free <= self.options.reserve_segments || is_in_order;
         let Some(segment_index) = self.segments.victim(self.superblock.geometry, is_pressed) else {
             return;
         };

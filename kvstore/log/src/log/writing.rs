@@ -261,13 +261,11 @@ impl Log {
                         unreachable!("entries are in the order of items")
                     }
                 });
-        let written = written.collect();
+        let written: Vec<Written> = written.collect();
+        let is_record = |written: &&Written| matches!(written, Written::Flight(..));
+        let records = written.iter().filter(is_record).count();
         let len_blocks = encoded.header.len_blocks;
         self.refund_kept(taken, len_blocks);
-        let records = taken
-            .iter()
-            .filter(|waiting| matches!(waiting, Waiting::Flight(_)))
-            .count();
         let segment = self.segments.get_mut(segment_index);
         segment.end_block += len_blocks;
         segment.next_batch = sequence + 1;

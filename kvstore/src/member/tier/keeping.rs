@@ -12,11 +12,6 @@ use super::notes::{is_of, place_of};
 use crate::drive::{Drive, Keeper, Loss};
 use crate::member::core::MemberCore;
 
-/// As long as less than this share of a drive is alive, what is alive stays: 7 of 8 parts.
-const ROOMY_SHARE: (u64, u64) = (7, 8);
-/// The same of the records that its index has room for. Reclaim begins at seven eighths of them, with those on their way.
-const ROOMY_RECORDS_SHARE: (u64, u64) = (3, 4);
-
 /// See the [module](self).
 #[derive(Default)]
 pub(super) struct Keeping {
@@ -24,7 +19,6 @@ pub(super) struct Keeping {
     /// Whether it is known whose the records are: until then they stay.
     is_settled: Cell<bool>,
     capacity_bytes: u64,
-    records_max: u64,
     /// What it takes before it is as full as it is to be, when that was last looked at.
     room_bytes: Cell<u64>,
     /// Records that were read since they were written: they get another turn. As many as there are records.
@@ -35,10 +29,9 @@ pub(super) struct Keeping {
 }
 
 impl Keeping {
-    pub(super) fn new(capacity_bytes: u64, records_max: u64) -> Self {
+    pub(super) fn new(capacity_bytes: u64) -> Self {
         Self {
             capacity_bytes,
-            records_max,
             room_bytes: Cell::new(capacity_bytes),
             ..Self::default()
         }
@@ -75,15 +68,12 @@ impl Keeping {
     /// How much of the drive is alive.
     pub(super) fn measure(&self, drive: &Drive) {
         let stats = drive.stats();
-        let room = if stats.has_failed {
+        let room_bytes = if stats.has_failed {
             0
         } else {
-            room_bytes(
-                (self.capacity_bytes, stats.live_bytes),
-                (self.records_max, stats.records),
-            )
+            stats.room_bytes
         };
-        self.room_bytes.set(room);
+        self.room_bytes.set(room_bytes);
     }
 
     pub(super) const fn room_bytes(&self) -> u64 {
@@ -112,19 +102,6 @@ impl Keeping {
         }
         core.settle();
     }
-}
-
-/// How much a drive takes before it is as full as it is to be, of bytes or, by their mean length, of records. Of both: how
-/// many there may be, and how many there are.
-fn room_bytes((capacity_bytes, live_bytes): (u64, u64), (records_max, records): (u64, u64)) -> u64 {
-    let left =
-        |max: u64, used: u64, (part, whole): (u64, u64)| (max / whole * part).saturating_sub(used);
-    let room_bytes = left(capacity_bytes, live_bytes, ROOMY_SHARE);
-    let room_records = left(records_max, records, ROOMY_RECORDS_SHARE);
-    let by_records = live_bytes
-        .checked_div(records)
-        .map(|mean_bytes| room_records.saturating_mul(mean_bytes));
-    by_records.map_or(room_bytes, |by_records| room_bytes.min(by_records))
 }
 
 impl Keeper for Keeping {
@@ -167,26 +144,5 @@ impl Keeper for Keeping {
 
     fn failed(&self) {
         tracing::error!("a drive has failed: what leaves memory leaves altogether from now on");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_drive_is_full_by_bytes_or_by_records() {
-        for (bytes, records, room) in [
-            ((800, 0), (80, 0), 700),
-            ((800, 100), (80, 10), 500),
-            ((800, 100), (80, 1), 600),
-            ((800, 700), (80, 7), 0),
-            // Shorter than the index is made for.
-            ((800, 100), (80, 50), 20),
-            ((800, 120), (80, 60), 0),
-            ((800, 140), (80, 70), 0),
-        ] {
-            assert_eq!(room_bytes(bytes, records), room, "{bytes:?} {records:?}");
-        }
     }
 }

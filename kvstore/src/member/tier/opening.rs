@@ -143,9 +143,9 @@ impl Tier {
         let Some((medium, begin_bytes)) = options.medium(core, log.geometry.capacity_bytes) else {
             return Ok(None);
         };
-        let records_max = log.records_max;
-        let keeping = Keeping::new(log.geometry.capacity_bytes, records_max as u64);
+        let keeping = Keeping::new(log.geometry.capacity_bytes);
         let keeping = Rc::new(keeping);
+        let records_max = log.records_max;
         let options = DriveOptions {
             medium,
             begin_bytes,
