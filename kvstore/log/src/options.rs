@@ -11,9 +11,9 @@ use crate::format::{BLOCK_BYTES, Geometry};
 /// Longest key and payload that stay in a segment which is reclaimed, as a part of the segment: a quarter. So
 /// that segments which are filled again are at least three quarters full.
 pub const KEPT_RECORD_SHARE: u64 = 4;
-/// How much of a segment stays in all when it is reclaimed: a half, of its bytes and of as many records as one may have.
-/// So that reclaiming makes room.
-pub const KEPT_SHARE: u64 = 2;
+/// How much of a segment stays in all when it is reclaimed: three quarters, of its bytes and of as many records as one may
+/// have. So that reclaiming makes room, and writes four bytes at most for each one that is appended.
+pub const KEPT_SHARE: (u64, u64) = (3, 4);
 /// How much of the index is kept free for appends, as a part of it: an eighth. Where less is free reclaim begins, as where
 /// few segments are.
 pub const FREE_RECORDS_SHARE: usize = 8;
@@ -57,7 +57,7 @@ pub struct LogOptions {
     /// Most reads that keep a segment from being freed.
     pub pins_max: usize,
     /// Free segments that appends and removals leave to reclaim: at least two, since what is kept of a segment and the
-    /// removals that are needed of it may take one and a half.
+    /// removals that are needed of it may take nearly as much.
     pub reserve_segments: u32,
     /// Reclaim begins when fewer segments than this are free: more than the reserve. As long as more than the reserve
     /// are free, and an eighth of what was written is dead, it takes the segment in which most is dead for its age; then

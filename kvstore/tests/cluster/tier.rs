@@ -381,7 +381,8 @@ fn a_drive_whose_index_is_full_lets_the_oldest_go_and_goes_on() {
         for n in SHORT_COUNT - 5000..SHORT_COUNT {
             found += u64::from(is_found(&client, n, SHORT_LEN).await);
         }
-        assert!(found > 4500, "the newest are there: {found}, {drive:?}");
+        // Memory alone has room for some 2,500 of them.
+        assert!(found > 3600, "the newest are there: {found}, {drive:?}");
     });
 }
 

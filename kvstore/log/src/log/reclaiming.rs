@@ -53,6 +53,13 @@ pub(super) struct Reclaim {
     is_unread: bool,
 }
 
+impl Reclaim {
+    /// Flights that are of it.
+    pub(super) const fn moving(&self) -> usize {
+        self.moving
+    }
+}
+
 impl Log {
     /// Lets the record stay of which [`Event::Judge`] asked. It is read and written elsewhere: [`Event::Moved`]
     /// follows, or [`Event::Lost`].
@@ -258,11 +265,11 @@ impl Log {
         } else {
             u64::MAX
         };
-        let keepable_records = records.min(self.segment_records_max as u64) / KEPT_SHARE;
+        let keepable_records = part(records.min(self.segment_records_max as u64), KEPT_SHARE);
         // Where nothing is free, as after crashes while segments were reclaimed, nothing can be kept.
         let segment_bytes = u64::from(self.superblock.geometry.segment_bytes);
         let keepable_bytes = if free > 0 {
-            segment_bytes / KEPT_SHARE
+            part(segment_bytes, KEPT_SHARE)
         } else {
             0
         };
@@ -575,6 +582,11 @@ impl Log {
             self.reclaim_on();
         }
     }
+}
+
+/// So many parts of as many.
+const fn part(whole: u64, (parts, of): (u64, u64)) -> u64 {
+    whole / of * parts + whole % of * parts / of
 }
 
 /// What a record takes in a batch of its own.
