@@ -21,7 +21,7 @@ pub(super) struct Keeping {
     capacity_bytes: u64,
     /// What it takes before it is as full as it is to be, when that was last looked at.
     room_bytes: Cell<u64>,
-    /// Records that were read since they were written: they get another turn. As many as there are records.
+    /// Records that were read since they were written, or whose copies left memory since: they get another turn. As many as there are records.
     read: RefCell<BTreeSet<Fingerprint>>,
     /// Copies whose records are gone, until their homes are told.
     lost: RefCell<Vec<CopyPlace>>,

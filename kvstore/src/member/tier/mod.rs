@@ -141,7 +141,11 @@ impl Tier {
             return Demotion::Refused;
         };
         match self.drive.find(fingerprint_of(place)) {
-            Some(record) if is_of(&record, &info) => return Demotion::There,
+            Some(record) if is_of(&record, &info) => {
+                // It was used while it was in memory.
+                self.keeping.has_read(record.fingerprint);
+                return Demotion::There;
+            }
             Some(record) if self.is_wanted(core, &record) => return Demotion::Refused,
             _ => {}
         }
