@@ -80,7 +80,8 @@ pub(crate) fn run(workspace: &Workspace, arguments: &Arguments) -> Result<(), Ta
 }
 
 /// The lane: some seeds and each bug, all by the program in which bugs can be switched on. With none on it does
-/// what the other does, and it is built once: that takes longer than the seeds. It uses one processor.
+/// what the other does, and it is built once: that takes longer than the seeds. Each run uses one processor, so that
+/// several go at a time.
 ///
 /// # Errors
 /// As for [`run`].

@@ -10,9 +10,11 @@ use lunette_kvstore_log::effect::{
     PinRefused, ReadOutcome, Removing, Write, WritePiece,
 };
 use lunette_kvstore_log::format::superblock::Identity;
-use lunette_kvstore_log::format::{BLOCK_BYTES, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET_BYTES};
+use lunette_kvstore_log::format::{
+    BLOCK_BYTES, Geometry, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET_BYTES,
+};
 use lunette_kvstore_log::log::Log;
-use lunette_kvstore_log::options::{LogOptions, OptionsFault};
+use lunette_kvstore_log::options::{DROPPED_MAX, LogOptions, OptionsFault};
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
 use lunette_kvstore_log::recovery::{OpenFault, Recovery};
 use lunette_runtime_core::checksum::crc32c;
@@ -439,7 +441,56 @@ fn kept_of(
     (log, keys)
 }
 
-/// The same of 200 short ones, of which the index is full long before the segments are.
+#[test]
+fn what_is_found_beyond_the_index_is_dropped_up_to_a_limit() {
+    const RECORDS: usize = DROPPED_MAX + 2000;
+    let segment_bytes = 2 * SEGMENT_BYTES_MIN;
+    let capacity_bytes = SEGMENTS_OFFSET_BYTES + 100 * u64::from(segment_bytes);
+    let options = LogOptions {
+        geometry: Geometry {
+            capacity_bytes,
+            segment_bytes,
+        },
+        queued_records_max: 256,
+        records_max: 2 * RECORDS,
+        ..options()
+    };
+    let mut log = Log::format(options, 7, 1, Time::ZERO).expect("they fit together");
+    let mut image = vec![0; usize::try_from(capacity_bytes).expect("small")];
+    serve(&mut log, Time::ZERO, &mut image, false);
+    assert!(log.is_mounted());
+    for key in 1..=RECORDS as u64 {
+        append(&mut log, at_ms(key), record(key.into(), key, 0)).expect("there is room");
+        if key % 250 == 0 || key == RECORDS as u64 {
+            log.advance(at_ms(key + 1));
+            serve(&mut log, at_ms(key + 1), &mut image, false);
+        }
+    }
+    assert_eq!(log.stats().records, RECORDS as u64);
+    let with = |records_max| LogOptions {
+        records_max,
+        ..options
+    };
+    let fault = opened(with(1999), &image).expect_err("one too many");
+    let (records, records_max) = (RECORDS, 1999);
+    assert_eq!(
+        fault,
+        OpenFault::TooManyRecords {
+            records,
+            records_max
+        }
+    );
+    let log = opened(with(2000), &image).expect("as many as may be");
+    log.check();
+    let mut keys: Vec<u128> = log.records().map(|record| record.fingerprint.0).collect();
+    keys.sort_unstable();
+    assert!(
+        keys.into_iter()
+            .eq(DROPPED_MAX as u128 + 1..=RECORDS as u128)
+    );
+}
+
+/// What [`kept_of`] 200 short ones is, of which the index is full long before the segments are.
 fn kept_of_short(wants_to_keep: bool) -> Vec<u128> {
     let (log, keys) = kept_of(options(), iter::repeat_n(100, 200), wants_to_keep);
     let stats = log.stats();

@@ -4,7 +4,6 @@ use lunette_runtime_core::limits::KEY_BYTES_MAX;
 use lunette_runtime_core::time::Time;
 
 use super::Log;
-use super::reclaiming::Reclaim;
 use super::writing::{Lane, Waiting};
 use crate::effect::{
     AppendFailure, AppendId, AppendRefused, DeviceFault, Event, Memory, MemoryId, OpId,
@@ -172,7 +171,7 @@ impl Log {
     /// How many more records may come.
     fn free_records(&self) -> usize {
         // What is moved has its place.
-        let moving = self.reclaim.as_ref().map_or(0, Reclaim::moving);
+        let moving = self.reclaim.as_ref().map_or(0, |reclaim| reclaim.moving);
         let taken = self.index.len() + self.flights.len() - moving;
         self.options.records_max.saturating_sub(taken)
     }

@@ -41,23 +41,17 @@ pub(super) struct Reclaim {
     batch: (u64, u32),
     pub(super) judged: BTreeMap<Fingerprint, Judged>,
     /// Records that are kept, and not yet durable elsewhere.
-    moving: usize,
+    pub(super) moving: usize,
     /// Removals that are needed, and not yet durable elsewhere.
     removals: usize,
     /// The last removal that may be about something in it, once everything else is settled.
     last_removal: Option<RemovalId>,
-    /// How much more may be kept, and how many records more.
+    /// How much more may be kept.
     keepable_bytes: u64,
+    /// How many records more may be kept.
     keepable_records: u64,
     /// Whether a table of it cannot be read, and removals that are needed may be behind it: it stays.
     is_unread: bool,
-}
-
-impl Reclaim {
-    /// Flights that are of it.
-    pub(super) const fn moving(&self) -> usize {
-        self.moving
-    }
 }
 
 impl Log {

@@ -143,8 +143,7 @@ impl Tier {
         let Some((medium, begin_bytes)) = options.medium(core, log.geometry.capacity_bytes) else {
             return Ok(None);
         };
-        let keeping = Keeping::new(log.geometry.capacity_bytes);
-        let keeping = Rc::new(keeping);
+        let keeping = Rc::new(Keeping::new(log.geometry.capacity_bytes));
         let records_max = log.records_max;
         let options = DriveOptions {
             medium,
