@@ -1,6 +1,7 @@
 //! Members with drives: what leaves memory is still there.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use lunette_runtime::sim::{DiskOptions, WorldOptions};
 use lunette_runtime::time;
 
 use super::on_each_driver::run;
-use super::scene::{Scene, eventually, in_a_world, key, pattern, room};
+use super::scene::{PATIENCE, Scene, eventually, in_a_world, key, pattern, room};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
@@ -44,9 +45,57 @@ async fn drives(scene: &Scene) -> Vec<DriveReport> {
     drives.flatten().collect()
 }
 
-/// Puts objects no faster than the drive takes them.
+/// Waits until all that leaves memory has left it, however slow the drive is.
+async fn all_has_left(client: &ClusterClient) {
+    let deadline = time::now() + PATIENCE;
+    loop {
+        let stats = client.stat().await.into_iter();
+        let mut held = stats.map(|(_, stat)| stat.expect("it answers").shards);
+        if held.all(|held| held.used_bytes == held.resident_bytes) {
+            return;
+        }
+        assert!(time::now() < deadline, "in time: the drive takes it");
+        time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// How many objects are put or read before what leaves for them has to have left: some 100,000 bytes.
+fn at_once(len: usize) -> usize {
+    (LEN / len).max(1)
+}
+
+/// Puts objects no faster than the drive takes what leaves for them.
 async fn fill(client: &ClusterClient, count: usize, len: usize, options: PutOptions) {
-    fill_slowly(client, (count, len), options, Duration::from_millis(2)).await;
+    fill_from(client, 0..count, len, options).await;
+}
+
+async fn fill_from(client: &ClusterClient, all: Range<usize>, len: usize, options: PutOptions) {
+    for n in all {
+        put(client, n, len, options).await;
+        if n % at_once(len) == 0 {
+            all_has_left(client).await;
+        }
+    }
+    all_has_left(client).await;
+}
+
+/// Reads objects, no faster than the drive takes what leaves for them: all are there.
+async fn expect_all(scene: &Scene, client: &ClusterClient, all: Range<usize>, len: usize) {
+    for n in all {
+        scene.expect(client, n, len).await;
+        if n % at_once(len) == 0 {
+            all_has_left(client).await;
+        }
+    }
+}
+
+async fn put(client: &ClusterClient, n: usize, len: usize, options: PutOptions) {
+    eventually("it is put", async || {
+        let value = Value::new(pattern(n, len));
+        let put = client.put(&key(n), value, options).await;
+        matches!(put, Ok(Stored::Written { .. } | Stored::Exists { .. }))
+    })
+    .await;
 }
 
 async fn fill_slowly(
@@ -56,12 +105,7 @@ async fn fill_slowly(
     pause: Duration,
 ) {
     for n in 0..count {
-        let put = async || {
-            let value = Value::new(pattern(n, len));
-            let put = client.put(&key(n), value, options).await;
-            matches!(put, Ok(Stored::Written { .. } | Stored::Exists { .. }))
-        };
-        eventually("it is put", put).await;
+        put(client, n, len, options).await;
         time::sleep(pause).await;
     }
 }
@@ -86,9 +130,7 @@ fn what_leaves_memory_comes_back_when_it_is_read() {
         let scene = scene(1, folder.path()).await;
         let client = scene.client().await;
         fill(&client, COUNT, LEN, PutOptions::default()).await;
-        for n in 0..COUNT {
-            scene.expect(&client, n, LEN).await;
-        }
+        expect_all(&scene, &client, 0..COUNT, LEN).await;
         // And again: most of it leaves for nothing, since the drive has it.
         for n in (0..COUNT).rev() {
             scene.expect(&client, n, LEN).await;
@@ -127,12 +169,8 @@ async fn scene_of_long(folder: &Path) -> Scene {
 async fn long_objects_come_back(folder: &Path) {
     let scene = scene_of_long(folder).await;
     let client = scene.client().await;
-    let all = (LONG_COUNT, LONG_LEN);
-    let pause = Duration::from_millis(20);
-    fill_slowly(&client, all, PutOptions::default(), pause).await;
-    for n in 0..LONG_COUNT {
-        scene.expect(&client, n, LONG_LEN).await;
-    }
+    fill(&client, LONG_COUNT, LONG_LEN, PutOptions::default()).await;
+    expect_all(&scene, &client, 0..LONG_COUNT, LONG_LEN).await;
     // Several at a time, by one connection.
     for _ in 0..3 {
         let wanted = (0..LONG_COUNT).map(|n| (key(n), room(LONG_LEN)));
@@ -261,18 +299,9 @@ fn small_objects_and_those_in_parts_leave_and_come_back() {
             ..PutOptions::default()
         };
         fill(&client, 10, 1_200_000, in_parts).await;
-        for n in 10..6000 {
-            scene.put(&client, n, n, 3000).await;
-            if n % 50 == 0 {
-                time::sleep(Duration::from_millis(2)).await;
-            }
-        }
-        for n in 0..10 {
-            scene.expect(&client, n, 1_200_000).await;
-        }
-        for n in 10..6000 {
-            scene.expect(&client, n, 3000).await;
-        }
+        fill_from(&client, 10..6000, 3000, PutOptions::default()).await;
+        expect_all(&scene, &client, 0..10, 1_200_000).await;
+        expect_all(&scene, &client, 10..6000, 3000).await;
         let demoted: u64 = drives(&scene).await.iter().map(|drive| drive.demoted).sum();
         assert!(demoted > 1000, "{demoted}");
     });
@@ -368,8 +397,7 @@ fn a_drive_whose_index_is_full_lets_the_oldest_go_and_goes_on() {
         scene.set_tier(Some(tier(folder.path())));
         scene.add(MEMORY).await;
         let client = scene.client().await;
-        let (options, pause) = (PutOptions::default(), Duration::from_micros(100));
-        fill_slowly(&client, (SHORT_COUNT, SHORT_LEN), options, pause).await;
+        fill(&client, SHORT_COUNT, SHORT_LEN, PutOptions::default()).await;
         let [drive] = drives(&scene).await[..] else {
             panic!("one core has a drive");
         };
