@@ -43,10 +43,14 @@ fn node(id: u64, cores: usize, memory_bytes: u64) -> Node {
     Node::start(options).expect("a node")
 }
 
+/// A client as patient as a busy machine needs it.
 async fn connect(nodes: &[SocketAddr]) -> Client {
-    Client::connect(nodes, ClientOptions::default())
-        .await
-        .expect("a client")
+    let options = ClientOptions {
+        timeout: 30 * SECOND,
+        connect_timeout: 30 * SECOND,
+        ..ClientOptions::default()
+    };
+    Client::connect(nodes, options).await.expect("a client")
 }
 
 /// Bytes that only this key has.
