@@ -7,12 +7,20 @@
 //! One bit per list says whether it is empty, so a block that fits is found in constant time, and
 //! it is at most 1/32 larger than the best class. Neighbours that are both free are joined at once:
 //! two free blocks never touch.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `stretch` | where a long extent has room once short ones have moved |
+
+mod stretch;
 
 use core::mem;
 
 use thiserror::Error;
 
 use crate::limits::CHUNK_BYTES_MAX;
+
+pub use stretch::{STRETCH_BLOCKS_MAX, Stretch};
 
 /// Unit of offsets and lengths in bytes: the sector size of the strictest common drive, so that
 /// every extent can be the target of an `O_DIRECT` read, and a multiple of a cache line.

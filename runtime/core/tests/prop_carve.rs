@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use lunette_runtime_core::carve::{Carved, Carver, GRANULE_BYTES, StaleSlot};
+use lunette_runtime_core::carve::{Carved, Carver, GRANULE_BYTES, STRETCH_BLOCKS_MAX, StaleSlot};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -22,6 +22,11 @@ enum Op {
     FreeAny {
         nth: usize,
     },
+    /// Clears a stretch of what may move: all but every n-th slot.
+    Clear {
+        len_bytes: u32,
+        nth_stays: u32,
+    },
 }
 
 fn len_bytes() -> impl Strategy<Value = u32> {
@@ -34,6 +39,10 @@ fn op() -> impl Strategy<Value = Op> {
         1 => Just(Op::AllocLargest),
         5 => any::<usize>().prop_map(|nth| Op::Free { nth }),
         1 => any::<usize>().prop_map(|nth| Op::FreeAny { nth }),
+        1 => (len_bytes(), 2..20_u32).prop_map(|(len_bytes, nth_stays)| Op::Clear {
+            len_bytes,
+            nth_stays,
+        }),
     ]
 }
 
@@ -105,6 +114,35 @@ impl Model {
         }
     }
 
+    /// What moved is not allocated anew: it is as if it had gone to another chunk.
+    fn clear(&mut self, carver: &mut Carver, len_bytes: u32, nth_stays: u32) {
+        let is_movable = |extent: &Carved| !extent.slot_index.is_multiple_of(nth_stays);
+        let Some(stretch) = carver.stretch(len_bytes, is_movable) else {
+            return;
+        };
+        for used in &stretch.used {
+            assert!(is_movable(used) && self.live.get(&used.offset_bytes) == Some(used));
+        }
+        for hole in &stretch.holes {
+            assert!(self.live.insert(hole.offset_bytes, *hole).is_none());
+            self.issued.push(*hole);
+        }
+        let mut all = [stretch.used, stretch.holes].concat();
+        all.sort_by_key(|extent| extent.offset_bytes);
+        let joins =
+            |pair: &[Carved]| pair[0].offset_bytes + pair[0].len_bytes == pair[1].offset_bytes;
+        assert!(all.windows(2).all(joins), "they lie side by side");
+        let total_bytes: u32 = all.iter().map(|extent| extent.len_bytes).sum();
+        assert!(total_bytes >= len_bytes && all.len() <= STRETCH_BLOCKS_MAX);
+        self.check(carver);
+        for extent in all {
+            self.free(carver, extent);
+        }
+        let extents = self.live.len();
+        self.alloc(carver, len_bytes);
+        assert_eq!(self.live.len(), extents + 1, "there is room now");
+    }
+
     fn free_nth(&mut self, carver: &mut Carver, nth: usize) {
         if !self.live.is_empty() {
             let extent = *self
@@ -163,6 +201,9 @@ proptest! {
                     promised => model.alloc(&mut carver, promised),
                 },
                 Op::Free { nth } => model.free_nth(&mut carver, nth),
+                Op::Clear { len_bytes, nth_stays } => {
+                    model.clear(&mut carver, len_bytes, nth_stays);
+                }
                 Op::FreeAny { nth } => {
                     if !model.issued.is_empty() {
                         let extent = model.issued[nth % model.issued.len()];

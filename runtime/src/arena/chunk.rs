@@ -5,7 +5,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use lunette_runtime_core::carve::{Carved, Carver};
+use lunette_runtime_core::carve::{Carved, Carver, Stretch};
+use lunette_runtime_core::region::RegionRef;
 use rustix::io::Errno;
 
 use super::mapping::Mapping;
@@ -76,9 +77,37 @@ impl Chunk {
 
     pub(super) fn carve(&self, len: u32) -> Option<Carved> {
         let carved = self.carver.borrow_mut().alloc(len)?;
+        self.hand_out(&carved);
+        Some(carved)
+    }
+
+    fn hand_out(&self, carved: &Carved) {
         let end = carved.offset_bytes as usize + carved.len_bytes as usize;
         self.used_end.set(self.used_end.get().max(end));
-        Some(carved)
+    }
+
+    /// See [`Carver::stretch`].
+    pub(super) fn stretch(
+        &self,
+        len: u32,
+        is_movable: impl Fn(&Carved) -> bool,
+    ) -> Option<Stretch> {
+        let stretch = self.carver.borrow_mut().stretch(len, is_movable)?;
+        for hole in &stretch.holes {
+            self.hand_out(hole);
+        }
+        Some(stretch)
+    }
+
+    /// The name of all of a piece.
+    pub(super) const fn name(&self, carved: &Carved) -> RegionRef {
+        RegionRef {
+            chunk_index: self.index,
+            slot_index: carved.slot_index,
+            generation: carved.generation,
+            offset_bytes: 0,
+            len_bytes: carved.len_bytes,
+        }
     }
 
     /// Where what has ever been handed out ends.

@@ -24,6 +24,7 @@ mod process;
 mod region;
 mod share;
 mod shared;
+mod stretch;
 mod summed;
 mod transparent;
 mod words;
@@ -48,6 +49,7 @@ pub use process::ProcessMemory;
 pub use region::{Region, RegionMut};
 pub use share::{MapError, Share, View};
 pub use shared::SharedMemory;
+pub use stretch::Stretch;
 pub use words::{Words, WordsView};
 
 /// Slack beyond the largest payload for what an extent keeps in front of it.

@@ -57,6 +57,11 @@ impl RegionMut {
     /// Carves `len` bytes from `chunk`, if it has room.
     pub(super) fn carve(chunk: &Rc<Chunk>, len: u32) -> Option<Self> {
         let carved = chunk.carve(len)?;
+        Some(Self::of_carved(chunk, carved, len))
+    }
+
+    /// The first `len` bytes of what was carved from `chunk`, for nobody else.
+    pub(super) fn of_carved(chunk: &Rc<Chunk>, carved: Carved, len: u32) -> Self {
         assert!(
             carved.len_bytes >= len,
             "the allocator never hands out less than asked"
@@ -66,11 +71,11 @@ impl RegionMut {
             chunk: Rc::clone(chunk),
             carved,
         });
-        Some(Self {
+        Self {
             address,
             len: len as usize,
             piece,
-        })
+        }
     }
 
     /// Length in bytes.
@@ -302,6 +307,12 @@ impl Region {
     /// The mapping in which it lies.
     pub(super) fn mapping(&self) -> Arc<Mapping> {
         self.piece.chunk.counted()
+    }
+
+    /// Whether this is its only handle: nobody else reads it, no device and no other thread.
+    #[must_use]
+    pub fn is_only(&self) -> bool {
+        Rc::strong_count(&self.piece) == 1
     }
 
     /// The name of this region: a value that pins nothing and goes stale when the memory is freed.
