@@ -98,6 +98,10 @@ mod located;
 mod messages;
 
 #[cfg(test)]
+#[path = "cluster/moving.rs"]
+mod moving;
+
+#[cfg(test)]
 #[path = "cluster/objects.rs"]
 mod objects;
 

@@ -440,6 +440,16 @@ impl Residence {
         })
     }
 
+    /// The copy in an entry, if nobody reads it and it is to stay: its bytes may be moved.
+    #[must_use]
+    pub fn at_rest(&self, slot_index: u32) -> Option<CopyPlace> {
+        let entry = self.slots.get(slot_index as usize)?;
+        match entry.state {
+            State::Resident(place) if entry.pins == 0 => Some(place),
+            _ => None,
+        }
+    }
+
     /// Takes one pin back. Whether the entry is released by that.
     ///
     /// # Panics

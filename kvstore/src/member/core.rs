@@ -25,7 +25,7 @@ use lunette_runtime::arena::Arena;
 use lunette_runtime::{Signal, time};
 use lunette_runtime_core::ids::RequestId;
 
-use super::bytes::{Bytes, Extent, Frame};
+use super::bytes::{Bytes, Extent, Frame, Held};
 use super::deeds::Deeds;
 use super::grouping::Grouping;
 use super::lane::Lanes;
@@ -240,6 +240,7 @@ impl MemberCore {
         let machines = self.machines.borrow();
         let (home, owner) = (machines.home.stats(), machines.owner.stats());
         let (copies, sent, dropped) = (&self.copies, self.post.sent(), self.post.dropped());
+        let (copies_moved, moved_bytes) = self.bytes.borrow().moved();
         MemberReport {
             members: self.map.borrow().members().len() as u64,
             one_sided_reads: copies.one_sided_reads.get(),
@@ -260,6 +261,8 @@ impl MemberCore {
             replicas_failed: copies.replicas_failed.get(),
             copies_abandoned: copies.abandoned.get(),
             copies_back: copies.came_back.get(),
+            copies_moved,
+            moved_bytes,
             messages_sent: sent,
             messages_received: copies.messages_received.get(),
             messages_dropped: dropped,
@@ -483,6 +486,13 @@ impl MemberCore {
         self.at_owner(self.seat, |owner, now, _| {
             owner.read(now, fingerprint, version, namespace)
         })
+    }
+
+    /// Does something with the bytes for which copies may move.
+    pub(super) fn with_moving<T>(&self, act: impl FnOnce(&mut Bytes, Held<'_>) -> T) -> T {
+        let machines = self.machines.borrow();
+        let is_held = |place| machines.owner.is_held(time::now(), place);
+        act(&mut self.bytes.borrow_mut(), &is_held)
     }
 
     /// Keeps a copy from eviction for somebody who reads it by itself: for how long, in milliseconds.

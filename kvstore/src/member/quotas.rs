@@ -95,7 +95,8 @@ impl MemberCore {
 
     /// Room for an object, within what its tenant may have. More is asked for before it runs out.
     pub(crate) fn carve(&self, key: Key<'_>, len_bytes: u32, pin: Pin) -> Result<Carved, NoRoom> {
-        let carved = self.bytes().borrow_mut().carve(key, len_bytes, pin);
+        let carve = || self.with_moving(|bytes, held| bytes.carve(key, len_bytes, pin, held));
+        let carved = carve();
         if self.crediting.borrower.borrow().is_empty() {
             return carved;
         }
@@ -112,7 +113,7 @@ impl MemberCore {
             return carved;
         }
         // This core may have lent it.
-        self.bytes().borrow_mut().carve(key, len_bytes, pin)
+        carve()
     }
 
     fn at_lender(&self, tell: impl FnOnce(&mut Lender, Time, Out<'_>)) {

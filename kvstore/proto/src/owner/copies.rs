@@ -218,6 +218,12 @@ impl Owner {
         }
     }
 
+    /// Whether somebody relies on where a copy lies.
+    #[must_use]
+    pub fn is_held(&self, now: Time, place: CopyPlace) -> bool {
+        self.holds.until(place).is_some_and(|until| now < until)
+    }
+
     fn is_arriving(&self, place: CopyPlace) -> bool {
         let held = self.copies.get(place);
         let is_joining = held.is_some_and(|held| matches!(held.state, State::Joining { .. }));

@@ -6,8 +6,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `looked_at` | copies that others read by themselves |
+//! | `moving` | room in one piece, where there is enough of it in many |
 
 mod looked_at;
+mod moving;
 
 use std::collections::BTreeMap;
 
@@ -31,9 +33,12 @@ use lunette_transfer::Room;
 use super::catalogue::Catalogue;
 use super::one_sided::Board;
 use super::tenants::TenantNames;
+use moving::Moving;
+
 use crate::counting::TenantReport;
 use crate::drive::OnDrive;
 use crate::value::carved_bytes;
+pub(crate) use moving::Held;
 
 /// The bytes of an object.
 #[derive(Clone, Debug)]
@@ -230,6 +235,7 @@ pub(crate) struct Bytes {
     residence: Residence,
     /// By slot of the entry.
     extents: Vec<Option<Extent>>,
+    moving: Moving,
     tenants: TenantNames,
     arriving: BTreeMap<OpId, Write>,
 }
@@ -242,6 +248,7 @@ impl Bytes {
             arena,
             residence: Residence::new(limits),
             extents: Vec::new(),
+            moving: Moving::default(),
             tenants: TenantNames::default(),
             arriving: BTreeMap::new(),
         }
@@ -259,19 +266,20 @@ impl Bytes {
         self.tenants.reports(&self.residence)
     }
 
-    /// Room for an object that is to be pinned so.
+    /// Room for an object that is to be pinned so. Copies may move for it, those not that [are held](Held).
     pub(crate) fn carve(
         &mut self,
         key: Key<'_>,
         len_bytes: u32,
         pin: Pin,
+        is_held: Held<'_>,
     ) -> Result<Carved, NoRoom> {
         let layout = ExtentLayout::for_object(key.len_bytes(), len_bytes);
         let extent_bytes = carved_bytes(layout);
         let tenant = TenantTag::of(key);
         let id = self.residence.admit(extent_bytes, pin, tenant)?;
         self.tenants.learn(tenant, key, &self.residence);
-        match self.arena.alloc(layout.total_bytes as usize) {
+        match self.alloc(layout.total_bytes as usize, is_held) {
             Ok(mut region) => {
                 let start = layout.key_offset_bytes as usize;
                 let end = start + key.bytes().len();
@@ -412,8 +420,14 @@ impl Bytes {
     }
 
     /// What was read of a drive is copied, and is this copy's from now on. Whether there is room for it.
-    pub(crate) fn keep_copied(&mut self, place: CopyPlace, extent: &Extent) -> bool {
-        let Ok(carved) = self.carve(extent.key(), extent.len_bytes(), Pin::None) else {
+    pub(crate) fn keep_copied(
+        &mut self,
+        place: CopyPlace,
+        extent: &Extent,
+        is_held: Held<'_>,
+    ) -> bool {
+        let carved = self.carve(extent.key(), extent.len_bytes(), Pin::None, is_held);
+        let Ok(carved) = carved else {
             return false;
         };
         let (frame, mut region) = carved.into_empty();
@@ -445,6 +459,7 @@ impl Bytes {
             },
             Origin::Drive => Arrival::default(),
         };
+        self.moving.lies(&extent.region, id.slot_index);
         self.extents[slot] = Some(extent);
         self.residence.reside(time::now(), id, place, arrival);
     }

@@ -4,11 +4,13 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_kvstore_log::format::BLOCK_BYTES;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::CopyPlace;
 use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::CopyInfo;
 use lunette_runtime::time;
+use lunette_runtime_core::limits::KEY_BYTES_MAX;
 
 use super::Tier;
 use super::notes::{fingerprint_of, is_of};
@@ -23,6 +25,8 @@ const TRY_AGAIN: Duration = Duration::from_millis(1);
 /// From this length on what was read stays where it has come to lie; less is copied to where it takes no more than
 /// it needs.
 const ADOPTED_BYTES_MIN: u32 = 64 << 10;
+/// What is read beside a payload at most: the key in front of it, and to whole blocks.
+const READ_BESIDE_BYTES_MAX: usize = KEY_BYTES_MAX + 2 * BLOCK_BYTES as usize;
 
 /// A copy whose bytes were on the drive.
 pub(crate) struct Fetched {
@@ -115,7 +119,7 @@ impl MemberCore {
         let is_kept = if read.len_bytes() >= ADOPTED_BYTES_MIN {
             self.bytes().borrow_mut().adopt(place, read.clone())
         } else {
-            self.bytes().borrow_mut().keep_copied(place, &read)
+            self.with_moving(|bytes, held| bytes.keep_copied(place, &read, held))
         };
         let pinned = if is_kept {
             CopyCounts::add(&tier.counts.promoted);
@@ -155,7 +159,10 @@ impl Tier {
         for _ in 0..TRIES_MAX {
             match read().await {
                 Ok(found) => return found,
-                Err(ReadError::Busy) => time::sleep(TRY_AGAIN).await,
+                Err(ReadError::Busy) => {
+                    self.make_way(place);
+                    time::sleep(TRY_AGAIN).await;
+                }
                 Err(error) => {
                     tracing::debug!(?place, %error, "a copy was not read from the drive");
                     return None;
@@ -163,6 +170,16 @@ impl Tier {
             }
         }
         None
+    }
+
+    /// Copies move out of the way of a read, if that is what it waits for.
+    fn make_way(&self, place: CopyPlace) {
+        let core = self.keeping.core().upgrade();
+        let record = self.drive.find(fingerprint_of(place));
+        if let (Some(core), Some(record)) = (core, record) {
+            let len_bytes = record.len_bytes as usize + READ_BESIDE_BYTES_MAX;
+            core.with_moving(|bytes, held| drop(bytes.alloc(len_bytes, held)));
+        }
     }
 
     /// The key of a copy whose bytes are on the drive, if it can be read.

@@ -161,6 +161,18 @@ const OF_MEMBERS: [OfMember; 17] = [
         value: |member| member.copies_back,
     },
     OfMember {
+        name: "moved_copies_total",
+        help: "Copies that were moved within memory, so that a longer one has room in one piece.",
+        is_counter: true,
+        value: |member| member.copies_moved,
+    },
+    OfMember {
+        name: "moved_bytes_total",
+        help: "Bytes of those.",
+        is_counter: true,
+        value: |member| member.moved_bytes,
+    },
+    OfMember {
         name: "cut_off_requests_total",
         help: "Reads and writes that were served although the lease was over.",
         is_counter: true,

@@ -1,0 +1,84 @@
+//! Copies move within memory: what is long finds room where much is free, in pieces.
+
+use lunette_kvstore::{ClusterClient, CoreReport, Fetched, PutOptions, Stored, Value};
+
+use super::on_each_driver::run;
+use super::scene::{Scene, eventually, key, pattern, room};
+
+const MIB: u64 = 1 << 20;
+/// There is an eighth more, and 64 MiB, which what is long fills first.
+const MEMORY: u64 = 256 * MIB;
+const SHORT: usize = 100_000;
+const SHORT_COUNT: usize = 2900;
+const LONG: usize = 1_000_000;
+const LONG_COUNT: usize = 260;
+
+/// Of the short objects one in four is asked for again and again.
+fn is_wanted(n: usize) -> bool {
+    n % 4 == 0
+}
+
+async fn put(client: &ClusterClient, n: usize, len: usize) {
+    eventually("it is put", async || {
+        let value = Value::new(pattern(n, len));
+        let put = client.put(&key(n), value, PutOptions::default()).await;
+        matches!(put, Ok(Stored::Written { .. } | Stored::Exists { .. }))
+    })
+    .await;
+}
+
+/// Whether an object is there. If so, it is the right one.
+async fn is_found(client: &ClusterClient, n: usize, len: usize) -> bool {
+    match client.get(&key(n), room(len)).await.expect("an answer") {
+        Fetched::Hit {
+            room, len_bytes, ..
+        } => {
+            assert!(room.as_slice()[..len_bytes] == *pattern(n, len).as_slice());
+            true
+        }
+        Fetched::Miss { .. } => false,
+    }
+}
+
+async fn ask_for_short(client: &ClusterClient) -> usize {
+    let mut found = 0;
+    for n in (0..SHORT_COUNT).filter(|&n| is_wanted(n)) {
+        found += usize::from(is_found(client, n, SHORT).await);
+    }
+    found
+}
+
+#[test]
+fn long_objects_find_room_among_short_ones_that_stay() {
+    run(0, || async {
+        let scene = Scene::of(1, MEMORY).await;
+        let client = scene.client().await;
+        for n in 0..SHORT_COUNT {
+            put(&client, n, SHORT).await;
+            if is_wanted(n) {
+                assert!(is_found(&client, n, SHORT).await);
+            }
+        }
+        let mut found = ask_for_short(&client).await;
+        for nth in 0..LONG_COUNT {
+            put(&client, SHORT_COUNT + nth, LONG).await;
+            if nth % 50 == 0 {
+                found = ask_for_short(&client).await;
+            }
+        }
+        let reports: Vec<CoreReport> = scene.reports().await;
+        let held = reports[0].stat.shards;
+        let member = reports[0].member.expect("a member");
+        println!(
+            "{found} {held:?} {} {}",
+            member.copies_moved, member.moved_bytes
+        );
+        assert!(member.copies_moved > 0, "{member:?}");
+        assert!(held.resident_bytes > MEMORY / 10 * 9, "{held:?}");
+        let mut long = 0;
+        for nth in 0..LONG_COUNT {
+            long += usize::from(is_found(&client, SHORT_COUNT + nth, LONG).await);
+        }
+        assert!(long > 5, "{long}");
+    });
+}
