@@ -15,7 +15,7 @@ const LONG_COUNT: usize = 260;
 
 /// Of the short objects one in four is asked for again and again.
 fn is_wanted(n: usize) -> bool {
-    n % 4 == 0
+    n.is_multiple_of(4)
 }
 
 async fn put(client: &ClusterClient, n: usize, len: usize) {

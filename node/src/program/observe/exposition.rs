@@ -123,7 +123,7 @@ struct OfMember {
     value: OfReport,
 }
 
-const OF_MEMBERS: [OfMember; 17] = [
+const OF_MEMBERS: [OfMember; 19] = [
     OfMember {
         name: "members",
         help: "Members in the newest map that is known.",
