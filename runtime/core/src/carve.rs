@@ -20,7 +20,7 @@ use thiserror::Error;
 
 use crate::limits::CHUNK_BYTES_MAX;
 
-pub use stretch::{STRETCH_BLOCKS_MAX, Stretch};
+pub use stretch::{STRETCH_BLOCKS_MAX, STRETCH_USED_BYTES_MAX, Stretch};
 
 /// Unit of offsets and lengths in bytes: the sector size of the strictest common drive, so that
 /// every extent can be the target of an `O_DIRECT` read, and a multiple of a cache line.
@@ -465,6 +465,43 @@ mod tests {
             assert_eq!(extent.len_bytes, given * GRANULE_BYTES, "for {asked}");
         }
         assert_eq!(carver.used_bytes(), 5 * GRANULE_BYTES);
+    }
+
+    /// Every second extent of a chunk that is full of short ones is freed.
+    fn in_holes(short: u32, count: u32) -> Carver {
+        let mut carver = Carver::new(short * count);
+        let all: Vec<_> = (0..count)
+            .map(|_| carver.alloc(short).expect("room"))
+            .collect();
+        for hole in all.iter().step_by(2) {
+            assert_eq!(carver.free(hole.slot_index, hole.generation), Ok(()));
+        }
+        carver
+    }
+
+    #[test]
+    fn a_stretch_has_no_more_blocks_and_no_more_bytes_than_may_be() {
+        let short = 4 * GRANULE_BYTES;
+        let blocks_max = u32::try_from(STRETCH_BLOCKS_MAX).expect("few");
+        let carver = || in_holes(short, 2 * blocks_max);
+        let stretch = carver().stretch(short * (blocks_max - 1), |_| true);
+        let stretch = stretch.expect("as many blocks as may be");
+        let blocks = stretch.used.len() + stretch.holes.len();
+        assert!(blocks <= STRETCH_BLOCKS_MAX, "{blocks}");
+        assert!(
+            carver()
+                .stretch(short * (blocks_max + 1), |_| true)
+                .is_none()
+        );
+        let long = STRETCH_USED_BYTES_MAX / 128;
+        let carver = || in_holes(long, 1024);
+        let stretch = carver().stretch(STRETCH_USED_BYTES_MAX, |_| true);
+        assert_eq!(stretch.expect("a stretch").used.len(), 64);
+        assert!(
+            carver()
+                .stretch(2 * STRETCH_USED_BYTES_MAX, |_| true)
+                .is_none()
+        );
     }
 
     #[test]

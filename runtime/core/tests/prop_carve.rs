@@ -127,12 +127,14 @@ impl Model {
             assert!(self.live.insert(hole.offset_bytes, *hole).is_none());
             self.issued.push(*hole);
         }
+        let used_bytes: u32 = stretch.used.iter().map(|used| used.len_bytes).sum();
         let mut all = [stretch.used, stretch.holes].concat();
         all.sort_by_key(|extent| extent.offset_bytes);
         let joins =
             |pair: &[Carved]| pair[0].offset_bytes + pair[0].len_bytes == pair[1].offset_bytes;
         assert!(all.windows(2).all(joins), "they lie side by side");
         let total_bytes: u32 = all.iter().map(|extent| extent.len_bytes).sum();
+        assert!(used_bytes < len_bytes.max(1).next_multiple_of(GRANULE_BYTES));
         assert!(total_bytes >= len_bytes && all.len() <= STRETCH_BLOCKS_MAX);
         self.check(carver);
         for extent in all {

@@ -10,6 +10,11 @@ const LOOKED_MAX: usize = 4096;
 const STRETCHES_MAX: usize = 3;
 /// Most blocks of a stretch: so that it takes no longer to clear than to fill.
 pub const STRETCH_BLOCKS_MAX: usize = 4096;
+/// How much lies in a stretch at most, in bytes, and less than it is asked for: so that nobody waits for more than a
+/// millisecond or two while it is copied.
+pub const STRETCH_USED_BYTES_MAX: u32 = 8 << 20;
+/// What is movable is at most such a part of what room is wanted for: longer extents would want room in one piece themselves.
+const MOVED_SHARE: u32 = 4;
 
 /// Blocks side by side that are long enough together.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +38,8 @@ impl Carver {
     /// free blocks, where the least is to move of those that are looked at. What is free there is carved, for the caller to
     /// free.
     ///
-    /// `None` if there is none, as where only a few extents may move, or would have more than [`STRETCH_BLOCKS_MAX`] blocks.
+    /// `None` if there is none within the limits ([`STRETCH_BLOCKS_MAX`], [`STRETCH_USED_BYTES_MAX`]), as where only a few
+    /// extents may move.
     pub fn stretch(
         &mut self,
         len_bytes: u32,
@@ -68,14 +74,14 @@ impl Carver {
         is_movable: &impl Fn(&Carved) -> bool,
     ) -> Option<Found> {
         let is_movable = |carved: &Carved| {
-            carved.len_bytes <= len_granules * GRANULE_BYTES / 4 && is_movable(carved)
+            carved.len_bytes / GRANULE_BYTES <= len_granules / MOVED_SHARE && is_movable(carved)
         };
+        let most = len_granules.min(STRETCH_USED_BYTES_MAX / GRANULE_BYTES);
         let mut best: Option<Found> = None;
         let mut count = 0;
         let mut looked = LOOKED_MAX;
         for seed in self.longest_free().take(SEEDS_MAX) {
-            // As much may move as comes free, and twice that where what is next to it is long.
-            let used_max = best.map_or(len_granules, |best| best.used_granules);
+            let used_max = best.map_or(most, |best| best.used_granules);
             let Some(found) = self.grow(seed, (len_granules, used_max), &mut looked, &is_movable)
             else {
                 continue;
