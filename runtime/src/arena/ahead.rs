@@ -203,6 +203,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_handed_out_before_ends_anywhere() {
+        block_on(None, CoreOptions::default(), || async {
+            let arena = arena();
+            let used = arena.alloc(1000).expect("room");
+            let ahead = STRETCH_BYTES / 2;
+            let task = spawn_local({
+                let arena = arena.clone();
+                async move { arena.touch_ahead(ahead).await }
+            });
+            comes_to(&arena, STRETCH_BYTES, ahead).await;
+            assert!(!task.is_finished(), "it goes on");
+            drop(used);
+        })
+        .expect("a core");
+    }
+
+    #[test]
     fn it_ends_when_everything_is_touched_and_may_be_dropped_before() {
         block_on(None, CoreOptions::default(), || async {
             let all = arena();

@@ -124,7 +124,9 @@ impl Mapping {
                 }
             }
         }
-        self.advise(part, Advice::LinuxPopulateWrite)
+        // What is handed out ends anywhere in a page.
+        let start = part.start / rustix::param::page_size() * rustix::param::page_size();
+        self.advise(start..part.end, Advice::LinuxPopulateWrite)
     }
 
     /// Whether the system makes huge pages now: one, of which nothing is left.
