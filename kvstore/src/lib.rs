@@ -26,6 +26,7 @@
 //! | `counting` | [`CoreReport`]: what a core counts |
 //! | [`drive`] | a core's drive: the log in a file, on a device or in a remote namespace |
 //! | `joined` | checksums of what is sent together |
+//! | `moving` | objects make way for longer ones, within an arena |
 //! | `value` | [`Value`], [`extent_bytes`] |
 //! | `error` | [`StoreError`], [`ClusterError`], [`NodeError`] |
 #![forbid(unsafe_code)]
@@ -39,6 +40,7 @@ mod glance;
 mod handle;
 mod joined;
 mod member;
+mod moving;
 mod node;
 mod rails;
 mod refusals;

@@ -5,6 +5,7 @@
 //! until its last byte has been handed to the system.
 
 use std::cell::RefCell;
+use std::mem;
 use std::rc::Rc;
 
 use lunette_kvstore_proto::extent::{ExtentHeader, ExtentLayout};
@@ -26,6 +27,7 @@ use lunette_transfer::{
 };
 
 use crate::counting::{CoreReport, Counting, Counts, Outcome};
+use crate::moving::{Lying, Moving};
 use crate::refusals::{bad_request, refusal, stat_response};
 use crate::value::carved_bytes;
 
@@ -69,6 +71,20 @@ struct Slice {
     shard: Shard,
     /// By slot of the entry. A slot without an extent is free, or its entry is being written.
     extents: Vec<Option<Extent>>,
+    moving: Moving,
+}
+
+impl Lying for Vec<Option<Extent>> {
+    fn at_rest(&self, entry: u32) -> Option<&Region> {
+        let extent = self.get(entry as usize)?.as_ref()?;
+        Some(&extent.region)
+    }
+
+    fn lies_at(&mut self, entry: u32, region: Region) -> Region {
+        let extent = self[entry as usize].as_mut();
+        let extent = extent.expect("what lies there is an object's");
+        mem::replace(&mut extent.region, region)
+    }
 }
 
 impl Slice {
@@ -103,6 +119,7 @@ impl Slice {
             self.extents[slot].is_none(),
             "a slot is reused after its release"
         );
+        self.moving.lies(&extent.region, id.slot_index);
         self.extents[slot] = Some(extent);
     }
 }
@@ -159,6 +176,7 @@ impl CoreService {
         let slice = Slice {
             shard: Shard::new(limits),
             extents: Vec::new(),
+            moving: Moving::default(),
         };
         Self {
             core,
@@ -181,11 +199,14 @@ impl CoreService {
     /// What it tells of itself.
     pub(crate) fn report(&self) -> CoreReport {
         let stat = self.stat();
+        let (copies_moved, moved_bytes) = self.slice.borrow().moving.moved();
         CoreReport {
             core: self.core,
             stat,
             requests: self.counts.requests(&OPS),
             copies_written: stat.shards.puts,
+            copies_moved,
+            moved_bytes,
             member: None,
             tenants: Vec::new(),
         }
@@ -275,11 +296,14 @@ impl CoreService {
         Ok(Intake::Receive { pending, room })
     }
 
-    /// Carves an extent, evicting further where the arena is too fragmented for it.
+    /// Carves an extent. Where memory is in pieces, objects move for it, or more are evicted.
     fn carve(&self, slice: &mut Slice, layout: ExtentLayout) -> Option<RegionMut> {
         let len = layout.total_bytes as usize;
         loop {
-            match self.arena.alloc(len) {
+            let Slice {
+                extents, moving, ..
+            } = slice;
+            match moving.alloc(&self.arena, len, extents) {
                 Ok(region) => return Some(region),
                 Err(error) if error.is_backpressure() => {
                     self.counts.waits_for_room();

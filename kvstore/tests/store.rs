@@ -177,6 +177,49 @@ fn the_least_recently_used_objects_leave_at_the_high_watermark() {
     assert!(stat.shards.evictions > 0);
 }
 
+/// As of members in `cluster/moving.rs`.
+#[test]
+fn long_objects_find_room_among_short_ones_that_stay() {
+    const MEMORY: u64 = 256 * MIB;
+    const SHORT: (usize, usize) = (2900, 100_000);
+    const LONG: (usize, usize) = (260, 1_000_000);
+    let nodes = [node(1, 1, MEMORY)];
+    let addresses = nodes.each_ref().map(Node::address);
+    run(move || async move {
+        let client = connect(&addresses).await;
+        let ask_for = async |nth: usize, len: usize| {
+            let got = client.get(&key(nth), room(len)).await.expect("an answer");
+            if let Get::Hit { room, .. } = &got {
+                let expected = pattern(&key(nth), len);
+                assert!(room.as_slice()[..len] == *expected.as_slice());
+            }
+            usize::from(matches!(got, Get::Hit { .. }))
+        };
+        let (wanted, (count, len)) = (SHORT.0 / 4, LONG);
+        for nth in 0..SHORT.0 {
+            let value = Value::new(pattern(&key(nth), SHORT.1));
+            client.put(&key(nth), value).await.expect("room");
+            assert_eq!(ask_for(nth / 4 * 4, SHORT.1).await, 1, "{nth}");
+        }
+        let mut found = 0;
+        for nth in SHORT.0..SHORT.0 + count {
+            let value = Value::new(pattern(&key(nth), len));
+            client.put(&key(nth), value).await.expect("room");
+            if nth.is_multiple_of(50) {
+                found = 0;
+                for nth in (0..SHORT.0).step_by(4) {
+                    found += ask_for(nth, SHORT.1).await;
+                }
+            }
+        }
+        let (_, stat) = client.stat().await.remove(0);
+        let held = stat.expect("an answer").shards;
+        assert!(held.resident_bytes > MEMORY / 10 * 9, "{held:?}");
+        assert!(found > wanted / 2, "{found} of {wanted}");
+        drop(client);
+    });
+}
+
 #[test]
 fn a_full_store_and_an_object_that_never_fits_are_typed() {
     let node = node(1, 1, MIB);

@@ -21,6 +21,10 @@ pub struct CoreReport {
     pub requests: Vec<RequestReport>,
     /// Objects written here: copies that began here.
     pub copies_written: u64,
+    /// Copies that were moved within memory, so that a longer one has room in one piece.
+    pub copies_moved: u64,
+    /// How many bytes that was.
+    pub moved_bytes: u64,
     /// What only members of clusters count.
     pub member: Option<MemberReport>,
     /// What each tenant has here, of members of clusters: the default one first, then those that have had something or have a quota, up to
@@ -84,10 +88,6 @@ pub struct MemberReport {
     pub copies_abandoned: u64,
     /// Copies that were written here whose keys had left the memory of another core, as their homes remembered.
     pub copies_back: u64,
-    /// Copies that were moved within memory, so that a longer one has room in one piece.
-    pub copies_moved: u64,
-    /// How many bytes that was.
-    pub moved_bytes: u64,
     /// Messages that other seats have acknowledged, or that other cores of this node were handed.
     pub messages_sent: u64,
     /// Messages of other seats.

@@ -240,7 +240,6 @@ impl MemberCore {
         let machines = self.machines.borrow();
         let (home, owner) = (machines.home.stats(), machines.owner.stats());
         let (copies, sent, dropped) = (&self.copies, self.post.sent(), self.post.dropped());
-        let (copies_moved, moved_bytes) = self.bytes.borrow().moved();
         MemberReport {
             members: self.map.borrow().members().len() as u64,
             one_sided_reads: copies.one_sided_reads.get(),
@@ -261,8 +260,6 @@ impl MemberCore {
             replicas_failed: copies.replicas_failed.get(),
             copies_abandoned: copies.abandoned.get(),
             copies_back: copies.came_back.get(),
-            copies_moved,
-            moved_bytes,
             messages_sent: sent,
             messages_received: copies.messages_received.get(),
             messages_dropped: dropped,

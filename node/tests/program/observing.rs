@@ -109,10 +109,8 @@ const OF_ADAPTERS: &str = "adapters";
 const OF_FULL_MEMORY: &str = "memory";
 
 /// Families of members of clusters only.
-const OF_MEMBERS: [&str; 28] = [
+const OF_MEMBERS: [&str; 26] = [
     "back_copies_total",
-    "moved_copies_total",
-    "moved_bytes_total",
     "tenant_quota_bytes",
     "tenant_credit_bytes",
     "handed_over_puts_total",

@@ -14,15 +14,20 @@ use crate::member::one_sided::Board;
 use crate::member::shown::ShownPart;
 use crate::member::told::Told;
 
+/// Nobody is to read the memory of this entry by itself any more.
+pub(super) fn hide(board: Option<&Board>, catalogue: Option<&Catalogue>, slot_index: u32) {
+    if let Some(board) = board {
+        board.hide(slot_index);
+    }
+    if let Some(catalogue) = catalogue {
+        catalogue.unlist(slot_index);
+    }
+}
+
 impl Bytes {
-    /// Nobody is to read the memory of this entry by itself any more.
+    /// See [`hide`].
     pub(super) fn hide(&self, slot_index: u32) {
-        if let Some(board) = &self.board {
-            board.hide(slot_index);
-        }
-        if let Some(catalogue) = &self.catalogue {
-            catalogue.unlist(slot_index);
-        }
+        hide(self.board.as_ref(), self.catalogue.as_ref(), slot_index);
     }
 
     /// Whether anybody looks for copies.

@@ -6,7 +6,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `looked_at` | copies that others read by themselves |
-//! | `moving` | room in one piece, where there is enough of it in many |
+//! | `moving` | copies make way for longer ones |
 
 mod looked_at;
 mod moving;
@@ -33,10 +33,10 @@ use lunette_transfer::Room;
 use super::catalogue::Catalogue;
 use super::one_sided::Board;
 use super::tenants::TenantNames;
-use moving::Moving;
 
 use crate::counting::TenantReport;
 use crate::drive::OnDrive;
+use crate::moving::Moving;
 use crate::value::carved_bytes;
 pub(crate) use moving::Held;
 

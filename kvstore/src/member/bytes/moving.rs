@@ -1,75 +1,47 @@
-//! Room in one piece, where there is enough of it in many.
-//!
-//! What leaves memory leaves holes, of the lengths that objects had: where these were short, and some of them stay, a long
-//! one finds no room however much is free. So short copies move out of its way: their bytes are copied elsewhere, and
-//! nobody hears of it. Those stay that somebody reads or relies on where they lie.
+//! Copies make way for longer ones.
 
 use lunette_kvstore_proto::message::directory::CopyPlace;
+use lunette_kvstore_proto::residence::Residence;
 use lunette_runtime::arena::{AllocError, Region, RegionMut};
-use lunette_runtime_core::region::RegionRef;
 
+use super::looked_at::hide;
 use super::{Bytes, Extent};
+use crate::member::catalogue::Catalogue;
+use crate::member::one_sided::Board;
+use crate::moving::Lying;
 
 /// Whether somebody relies on where a copy lies.
 pub(crate) type Held<'a> = &'a dyn Fn(CopyPlace) -> bool;
 
-/// How often it is left untried, at most, after it was of no use.
-const UNTRIED_MAX: u32 = 64;
-
-/// Which copies lie where, and what has moved.
-#[derive(Debug, Default)]
-pub(super) struct Moving {
-    /// The entry of the copy that lies, or lay, in a slot of a chunk.
-    entries: Vec<Vec<u32>>,
-    /// After it was of no use: how often it is still left untried, and how often it was.
-    untried: (u32, u32),
-    moved: u64,
-    moved_bytes: u64,
+/// The copies of a core, of which those may move that nobody reads or relies on.
+struct Copies<'a> {
+    residence: &'a Residence,
+    extents: &'a mut [Option<Extent>],
+    board: Option<&'a Board>,
+    catalogue: Option<&'a Catalogue>,
+    is_held: Held<'a>,
 }
 
-impl Moving {
-    /// A copy lies there from now on.
-    pub(super) fn lies(&mut self, region: &Region, entry: u32) {
-        let name = region.name();
-        let (chunk, slot) = (name.chunk_index as usize, name.slot_index as usize);
-        if self.entries.len() <= chunk {
-            self.entries.resize_with(chunk + 1, Vec::new);
-        }
-        let entries = &mut self.entries[chunk];
-        if entries.len() <= slot {
-            entries.resize(slot + 1, 0);
-        }
-        entries[slot] = entry;
+impl Lying for Copies<'_> {
+    fn at_rest(&self, entry: u32) -> Option<&Region> {
+        let place = self.residence.at_rest(entry)?;
+        let extent = self.extents.get(entry as usize)?.as_ref()?;
+        (!(self.is_held)(place)).then_some(&extent.region)
     }
 
-    /// Which entry's copy lies there, if any does.
-    fn entry_at(&self, name: RegionRef) -> Option<u32> {
-        let entries = self.entries.get(name.chunk_index as usize)?;
-        entries.get(name.slot_index as usize).copied()
-    }
-
-    /// Whether it is worth a try.
-    const fn is_worth_it(&mut self) -> bool {
-        let (left, _) = self.untried;
-        self.untried.0 = left.saturating_sub(1);
-        left == 0
-    }
-
-    fn has_tried(&mut self, is_there_room: bool) {
-        let (_, last) = self.untried;
-        let next = if is_there_room {
-            0
-        } else {
-            (2 * last).clamp(1, UNTRIED_MAX)
-        };
-        self.untried = (next, next);
+    fn lies_at(&mut self, entry: u32, region: Region) -> Region {
+        // Who reads it by itself does so where it is no more.
+        hide(self.board, self.catalogue, entry);
+        let extent = self.extents[entry as usize].as_mut();
+        let extent = extent.expect("a copy has its extent");
+        std::mem::replace(&mut extent.region, region)
     }
 }
 
 impl Bytes {
     /// How many copies have moved, and how many bytes that were.
     pub(in crate::member) const fn moved(&self) -> (u64, u64) {
-        (self.moving.moved, self.moving.moved_bytes)
+        self.moving.moved()
     }
 
     /// Memory of so many bytes, for which copies move if need be.
@@ -81,70 +53,14 @@ impl Bytes {
         len_bytes: usize,
         is_held: Held<'_>,
     ) -> Result<RegionMut, AllocError> {
-        match self.arena.alloc(len_bytes) {
-            Err(error) if error.is_backpressure() && self.make_way(len_bytes, is_held) => {
-                self.arena.alloc(len_bytes)
-            }
-            allocated => allocated,
-        }
-    }
-
-    /// Has copies move out of the way of so many bytes. Whether there is room for them now; not if that has been of no use
-    /// lately.
-    fn make_way(&mut self, len_bytes: usize, is_held: Held<'_>) -> bool {
-        if !self.moving.is_worth_it() {
-            return false;
-        }
-        let is_there_room = self.clear_stretch(len_bytes, is_held);
-        self.moving.has_tried(is_there_room);
-        is_there_room
-    }
-
-    fn clear_stretch(&mut self, len_bytes: usize, is_held: Held<'_>) -> bool {
-        let is_movable = |name| {
-            let found = self.at_rest(name);
-            found.is_some_and(|(_, place)| !is_held(place))
+        let mut copies = Copies {
+            residence: &self.residence,
+            extents: &mut self.extents,
+            board: self.board.as_ref(),
+            catalogue: self.catalogue.as_ref(),
+            is_held,
         };
-        let Some(stretch) = self.arena.stretch(len_bytes, is_movable) else {
-            return false;
-        };
-        // Freed together, when nothing can come to lie between them any more.
-        let mut left = Vec::new();
-        for &name in stretch.used() {
-            let (entry, _) = self.at_rest(name).expect("it was just seen");
-            let Some(region) = self.move_out(entry) else {
-                return false;
-            };
-            left.push(region);
-        }
-        true
-    }
-
-    /// The entry and the copy that lie there, if nobody reads it.
-    fn at_rest(&self, name: RegionRef) -> Option<(u32, CopyPlace)> {
-        let entry = self.moving.entry_at(name)?;
-        let place = self.residence.at_rest(entry)?;
-        let extent = self.extents.get(entry as usize)?.as_ref()?;
-        let found = extent.region.name();
-        let is_it = (found.chunk_index, found.slot_index, found.generation)
-            == (name.chunk_index, name.slot_index, name.generation);
-        (is_it && extent.region.is_only()).then_some((entry, place))
-    }
-
-    /// Copies the bytes of an entry elsewhere: where they were. `None` if there is no room.
-    fn move_out(&mut self, entry: u32) -> Option<Region> {
-        let extent = self.extents[entry as usize].as_ref();
-        let bytes = &extent.expect("a copy has its extent").region;
-        let mut region = self.arena.alloc(bytes.len()).ok()?;
-        region.as_mut_slice().copy_from_slice(bytes.as_slice());
-        let region = region.freeze();
-        // Who reads them by itself does so where they are no more.
-        self.hide(entry);
-        self.moving.lies(&region, entry);
-        self.moving.moved += 1;
-        self.moving.moved_bytes += region.len() as u64;
-        let extent: &mut Extent = self.extents[entry as usize].as_mut()?;
-        Some(std::mem::replace(&mut extent.region, region))
+        self.moving.alloc(&self.arena, len_bytes, &mut copies)
     }
 }
 
@@ -162,7 +78,6 @@ mod tests {
     use lunette_runtime::{CoreOptions, block_on};
     use lunette_runtime_core::checksum::crc32c;
 
-    use super::super::Board;
     use super::*;
 
     const MEMORY: usize = 2 * CHUNK_BYTES_MIN;

@@ -158,11 +158,14 @@ impl MemberService {
 
     /// What it tells of itself.
     pub(crate) fn report(&self) -> CoreReport {
+        let (copies_moved, moved_bytes) = self.core.bytes().borrow().moved();
         CoreReport {
             core: self.core.seat().core,
             stat: self.stat(),
             requests: self.core.counts.requests(&OPS),
             copies_written: self.core.copies.written.get(),
+            copies_moved,
+            moved_bytes,
             member: Some(self.core.member_report()),
             tenants: self.core.tenant_reports(),
         }

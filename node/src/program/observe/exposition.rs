@@ -123,7 +123,7 @@ struct OfMember {
     value: OfReport,
 }
 
-const OF_MEMBERS: [OfMember; 19] = [
+const OF_MEMBERS: [OfMember; 17] = [
     OfMember {
         name: "members",
         help: "Members in the newest map that is known.",
@@ -159,18 +159,6 @@ const OF_MEMBERS: [OfMember; 19] = [
         help: "Copies that were written here whose keys had left another core for want of room: it is short of memory.",
         is_counter: true,
         value: |member| member.copies_back,
-    },
-    OfMember {
-        name: "moved_copies_total",
-        help: "Copies that were moved within memory, so that a longer one has room in one piece.",
-        is_counter: true,
-        value: |member| member.copies_moved,
-    },
-    OfMember {
-        name: "moved_bytes_total",
-        help: "Bytes of those.",
-        is_counter: true,
-        value: |member| member.moved_bytes,
     },
     OfMember {
         name: "cut_off_requests_total",
@@ -359,6 +347,19 @@ fn append_copies(text: &mut Text, reports: &[CoreReport]) {
             let labels = format!("{core},kind=\"replica\"");
             text.sample("copies_total", &labels, member.copies_replicated);
         }
+    }
+    let help = "Copies that were moved within memory, so that a longer one has room in one piece.";
+    text.family("moved_copies_total", help, "counter");
+    for report in reports {
+        text.sample(
+            "moved_copies_total",
+            &core_label(report),
+            report.copies_moved,
+        );
+    }
+    text.family("moved_bytes_total", "Bytes of those.", "counter");
+    for report in reports {
+        text.sample("moved_bytes_total", &core_label(report), report.moved_bytes);
     }
 }
 

@@ -84,6 +84,8 @@ mod tests {
             },
             requests: Vec::new(),
             copies_written: 0,
+            copies_moved: 0,
+            moved_bytes: 0,
             member: None,
             tenants: Vec::new(),
         }
