@@ -1,9 +1,9 @@
 //! Copies move within memory: what is long finds room where much is free, in pieces.
 
-use lunette_kvstore::{ClusterClient, CoreReport, Fetched, PutOptions, Stored, Value};
+use lunette_kvstore::{ClusterClient, CoreReport, PutOptions};
 
 use super::on_each_driver::run;
-use super::scene::{Scene, eventually, key, pattern, room};
+use super::scene::{Scene, is_found, put_in_time};
 
 const MIB: u64 = 1 << 20;
 /// There is an eighth more, and 64 MiB, which what is long fills first.
@@ -16,28 +16,6 @@ const LONG_COUNT: usize = 260;
 /// Of the short objects one in four is asked for again and again.
 fn is_wanted(n: usize) -> bool {
     n.is_multiple_of(4)
-}
-
-async fn put(client: &ClusterClient, n: usize, len: usize) {
-    eventually("it is put", async || {
-        let value = Value::new(pattern(n, len));
-        let put = client.put(&key(n), value, PutOptions::default()).await;
-        matches!(put, Ok(Stored::Written { .. } | Stored::Exists { .. }))
-    })
-    .await;
-}
-
-/// Whether an object is there. If so, it is the right one.
-async fn is_found(client: &ClusterClient, n: usize, len: usize) -> bool {
-    match client.get(&key(n), room(len)).await.expect("an answer") {
-        Fetched::Hit {
-            room, len_bytes, ..
-        } => {
-            assert!(room.as_slice()[..len_bytes] == *pattern(n, len).as_slice());
-            true
-        }
-        Fetched::Miss { .. } => false,
-    }
 }
 
 async fn ask_for_short(client: &ClusterClient) -> usize {
@@ -54,14 +32,14 @@ fn long_objects_find_room_among_short_ones_that_stay() {
         let scene = Scene::of(1, MEMORY).await;
         let client = scene.client().await;
         for n in 0..SHORT_COUNT {
-            put(&client, n, SHORT).await;
+            put_in_time(&client, n, SHORT, PutOptions::default()).await;
             if is_wanted(n) {
                 assert!(is_found(&client, n, SHORT).await);
             }
         }
         let mut found = ask_for_short(&client).await;
         for nth in 0..LONG_COUNT {
-            put(&client, SHORT_COUNT + nth, LONG).await;
+            put_in_time(&client, SHORT_COUNT + nth, LONG, PutOptions::default()).await;
             if nth % 50 == 0 {
                 found = ask_for_short(&client).await;
             }

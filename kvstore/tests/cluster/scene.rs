@@ -83,6 +83,29 @@ pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool)
     }
 }
 
+/// Puts an object, as soon as there is room for it.
+pub(crate) async fn put_in_time(client: &ClusterClient, n: usize, len: usize, options: PutOptions) {
+    eventually("it is put", async || {
+        let value = Value::new(pattern(n, len));
+        let put = client.put(&key(n), value, options).await;
+        matches!(put, Ok(Stored::Written { .. } | Stored::Exists { .. }))
+    })
+    .await;
+}
+
+/// Whether an object is there. If so, it is the right one.
+pub(crate) async fn is_found(client: &ClusterClient, n: usize, len: usize) -> bool {
+    match client.get(&key(n), room(len)).await.expect("an answer") {
+        Fetched::Hit {
+            room, len_bytes, ..
+        } => {
+            assert!(room.as_slice()[..len_bytes] == *pattern(n, len).as_slice());
+            true
+        }
+        Fetched::Miss { .. } => false,
+    }
+}
+
 pub(crate) struct Scene {
     coordinator: SocketAddr,
     secrets: Option<Secrets>,

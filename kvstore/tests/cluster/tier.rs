@@ -14,7 +14,9 @@ use lunette_runtime::sim::{DiskOptions, WorldOptions};
 use lunette_runtime::time;
 
 use super::on_each_driver::run;
-use super::scene::{PATIENCE, Scene, eventually, in_a_world, key, pattern, room};
+use super::scene::{
+    PATIENCE, Scene, eventually, in_a_world, is_found, key, pattern, put_in_time, room,
+};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
@@ -71,7 +73,7 @@ async fn fill(client: &ClusterClient, count: usize, len: usize, options: PutOpti
 
 async fn fill_from(client: &ClusterClient, all: Range<usize>, len: usize, options: PutOptions) {
     for n in all {
-        put(client, n, len, options).await;
+        put_in_time(client, n, len, options).await;
         if n % at_once(len) == 0 {
             all_has_left(client).await;
         }
@@ -89,15 +91,6 @@ async fn expect_all(scene: &Scene, client: &ClusterClient, all: Range<usize>, le
     }
 }
 
-async fn put(client: &ClusterClient, n: usize, len: usize, options: PutOptions) {
-    eventually("it is put", async || {
-        let value = Value::new(pattern(n, len));
-        let put = client.put(&key(n), value, options).await;
-        matches!(put, Ok(Stored::Written { .. } | Stored::Exists { .. }))
-    })
-    .await;
-}
-
 async fn fill_slowly(
     client: &ClusterClient,
     (count, len): (usize, usize),
@@ -105,21 +98,8 @@ async fn fill_slowly(
     pause: Duration,
 ) {
     for n in 0..count {
-        put(client, n, len, options).await;
+        put_in_time(client, n, len, options).await;
         time::sleep(pause).await;
-    }
-}
-
-/// Whether an object is there. If so, it is the right one.
-async fn is_found(client: &ClusterClient, n: usize, len: usize) -> bool {
-    match client.get(&key(n), room(len)).await.expect("an answer") {
-        Fetched::Hit {
-            room, len_bytes, ..
-        } => {
-            assert!(room.as_slice()[..len_bytes] == *pattern(n, len).as_slice());
-            true
-        }
-        Fetched::Miss { .. } => false,
     }
 }
 
