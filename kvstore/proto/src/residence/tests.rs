@@ -189,8 +189,10 @@ fn fragmented_memory_makes_more_leave_than_bytes_alone() {
 fn what_is_read_is_released_when_it_is_read() {
     let mut memory = memory(100);
     let id = keep(&mut memory, 0, 600);
+    assert_eq!(memory.at_rest(id.slot_index), Some(place(0)));
     assert_eq!(memory.pin(place(0)), Some(id));
     assert_eq!(memory.pin(place(0)), Some(id));
+    assert_eq!(memory.at_rest(id.slot_index), None, "it is read");
     assert_eq!(memory.free(place(0)), None);
     assert_eq!(memory.free(place(0)), None, "it is freed once");
     assert_eq!(memory.find(place(0)), None);
@@ -211,7 +213,10 @@ fn what_was_to_leave_may_stay() {
     }
     memory.leave(place(0));
     assert_eq!(memory.victims(Time::ZERO, true), []);
+    let entry = memory.find(place(0)).expect("a copy").slot_index;
+    assert_eq!(memory.at_rest(entry), None, "it leaves");
     memory.stay(place(0));
+    assert_eq!(memory.at_rest(entry), Some(place(0)));
     assert_eq!(memory.stats().leaving_bytes, 0);
     assert_eq!(memory.stats().leaving_entries, 0);
     assert_eq!(

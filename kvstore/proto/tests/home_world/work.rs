@@ -168,7 +168,9 @@ impl World {
             self.at_owner(seat, |owner, now, out| {
                 match owner.evict(now, place, 1, out) {
                     Ok(()) => is_leaving = true,
-                    Err(EvictRefusal::Held { .. }) => {}
+                    Err(EvictRefusal::Held { until }) => {
+                        assert!(owner.is_held(now, place) && !owner.is_held(until, place));
+                    }
                     Err(EvictRefusal::NotPublished) => unreachable!("it is served"),
                 }
             });

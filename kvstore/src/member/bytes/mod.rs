@@ -33,7 +33,6 @@ use lunette_transfer::Room;
 use super::catalogue::Catalogue;
 use super::one_sided::Board;
 use super::tenants::TenantNames;
-
 use crate::counting::TenantReport;
 use crate::drive::OnDrive;
 use crate::moving::Moving;
