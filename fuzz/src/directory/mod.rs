@@ -220,7 +220,6 @@ impl Core {
             repairs_max: COPIES_MAX,
             histories_max: 4,
             repair_after: Duration::from_millis(20),
-            lease_ttl: LEASE_TTL,
         };
         let owner_limits = OwnerLimits {
             copies_max: COPIES_MAX,

@@ -151,6 +151,9 @@ struct Operation {
     is_begun: bool,
     /// When a write or a removal was first sent as this request.
     begun_at: Time,
+    /// The map's, under which it was first sent as this request. A home refuses what is asked under an earlier map than
+    /// its own, and remembers nothing of it: no copy of a request that was refused so may say a later one.
+    epoch: Epoch,
     /// Whether who was last asked to write had no room.
     has_no_room: bool,
     /// How long the last answer to a write or a removal took that did nothing.
@@ -248,6 +251,7 @@ impl Asker {
             request,
             is_begun,
             begun_at: now,
+            epoch: self.map.epoch(),
             has_no_room: false,
             answer_took: Duration::ZERO,
             stage,
@@ -317,10 +321,13 @@ impl Asker {
             out.push(AskerAction::Write(seat, request, ask));
             return;
         }
-        // Asked again before it has answered, it is the same home that is asked.
+        // Asked again before it has answered, it is the same home that is asked, and under the same map.
         let seat = match operation.stage {
             Stage::Asked { seat, .. } if operation.is_begun => Some(seat),
-            _ => home_of(&self.map, key),
+            _ => {
+                operation.epoch = self.map.epoch();
+                home_of(&self.map, key)
+            }
         };
         let Some(seat) = seat else {
             operation.stage = Stage::Pausing(now + PAUSE);
@@ -352,7 +359,7 @@ impl Asker {
             operation.begin(now);
         }
         operation.stage = Stage::Asked { seat, at: now };
-        out.push(AskerAction::Ask(seat, self.map.epoch(), ask));
+        out.push(AskerAction::Ask(seat, operation.epoch, ask));
     }
 
     /// A home, or an owner for it, has answered.

@@ -73,9 +73,9 @@ use crate::version::{CopyInfo, Generation, Version};
 pub use direct::{NotRecorded, RecordedHere};
 use histories::Histories;
 pub use limits::{
-    ANSWERED_KEEP, COPIES_PER_KEY_MAX, HomeLimits, KEYS_PER_TICK_MAX, REBUILD_WAIT_MAX,
-    RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX, REPORTS_UNDER_WAY_MAX,
-    RESEND, TOMBSTONE_KEEP,
+    ANSWERED_KEEP, COPIES_PER_KEY_MAX, DEPARTED_WAIT, HomeLimits, KEYS_PER_TICK_MAX,
+    REBUILD_WAIT_MAX, RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX,
+    REPORTS_UNDER_WAY_MAX, RESEND, TOMBSTONE_KEEP,
 };
 pub use presence::{LISTED_PER_TICK_MAX, PresenceChange};
 use rebuild::Rebuild;

@@ -248,6 +248,38 @@ fn what_may_have_been_done_is_not_done_again() {
     }
 }
 
+/// A home that refuses what was asked under an earlier map than its own remembers nothing of it, so that a copy that is
+/// under way under the later one would be done after its asker was told that nothing was.
+#[test]
+fn copies_of_a_request_are_asked_under_one_map() {
+    let asked = |actions: &[AskerAction]| -> Vec<_> {
+        let asked = actions.iter().filter_map(|action| match action {
+            AskerAction::Ask(_, epoch, ask) => Some((*epoch, ask.request().0)),
+            _ => None,
+        });
+        asked.collect()
+    };
+    for (wish, again) in [(Wish::Remove(Only::Any), 1), (Wish::Get, 2)] {
+        let mut asker = asker();
+        let mut out = begin(&mut asker, wish);
+        assert_eq!(asked(&out), [(Epoch(1), 1)]);
+        let member = MapMember::new(SEAT.node, 1, ([192, 0, 2, 1], 7000).into());
+        asker.on_map(&ClusterMap::new(Epoch(2), 0, vec![member]).expect("a map"));
+        out.clear();
+        asker.on_tick(Time::ZERO + RESEND, &mut out);
+        assert_eq!(
+            asked(&out),
+            [(Epoch(again), 1)],
+            "what changes nothing may be done twice"
+        );
+        out.clear();
+        let now = Time::ZERO + RESEND;
+        asker.on_answer(now, RequestId(1), Answer::Stale(Epoch(2)), &mut out);
+        asker.on_tick(now + PAUSE, &mut out);
+        assert_eq!(asked(&out), [(Epoch(2), 2)], "another request");
+    }
+}
+
 #[test]
 fn at_the_end_it_says_what_it_knows() {
     for (wish, expected) in [

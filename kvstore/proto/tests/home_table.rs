@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lunette_cluster_proto::fence::{Fence, NamespaceKind};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
-use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
+use lunette_kvstore_proto::home::{DEPARTED_WAIT, Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskerId, CopyPage, Only, OpId, Peek, Refusal, ToHome, ToOwner, ToPeer,
@@ -528,7 +528,6 @@ fn a_removal_under_way_is_told_at_its_time_that_nobody_knows_also_behind_the_bar
 #[test]
 fn a_removal_waits_for_former_homes_unless_there_were_none() {
     let limits = HomeLimits::default();
-    let quiet = limits.quiet();
     for (epoch, waits) in [(1, false), (2, true)] {
         let mut bench = Bench::at_epoch(Epoch(epoch), limits);
         let begun = bench.now;
@@ -546,10 +545,10 @@ fn a_removal_waits_for_former_homes_unless_there_were_none() {
         );
         let first = if waits { Nothing } else { Removed };
         assert_eq!(bench.said(Remove), first, "epoch {epoch}");
-        let early = begun + (quiet - Duration::from_millis(1));
+        let early = begun + (DEPARTED_WAIT - Duration::from_millis(1));
         bench.home.on_tick(early, &mut bench.out);
         assert_eq!(bench.said(Remove), first, "epoch {epoch}");
-        bench.home.on_tick(begun + quiet, &mut bench.out);
+        bench.home.on_tick(begun + DEPARTED_WAIT, &mut bench.out);
         assert_eq!(bench.said(Remove), Removed, "epoch {epoch}");
     }
 }
@@ -607,6 +606,27 @@ fn tables_are_bounded_on_both_sides() {
     bench.remove(8, key(2));
     let full = HomeAction::Answer(AskerId(8), RequestId(1), Answer::Full);
     assert!(bench.out.contains(&full));
+    // Another copy of that request is not done when there is room: its asker knows that nothing was.
+    let order = bench.out.iter().find_map(|action| match action {
+        HomeAction::ToOwner(_, ToOwner::Drop { version, order, .. }) => Some((*version, *order)),
+        _ => None,
+    });
+    let (version, order) = order.expect("its copy is to be dropped");
+    let key_1 = key(1);
+    bench.tell(
+        2,
+        ToHome::Dropped {
+            key: key_1,
+            version,
+            order,
+        },
+    );
+    bench.out.clear();
+    bench.remove(8, key(2));
+    assert_eq!(bench.out, [full]);
+    bench.remove(9, key(2));
+    let ordered = |action: &_| matches!(action, HomeAction::ToOwner(_, ToOwner::Drop { .. }));
+    assert!(bench.out.iter().any(ordered), "there is room");
     // Waiters: of one key, and of all.
     let mut bench = Bench::new(small);
     for (number, asker) in [(1, 1), (1, 2), (2, 3), (3, 4)] {

@@ -108,7 +108,6 @@ pub(crate) struct MemberCore {
 impl MemberCore {
     pub(crate) fn new(
         seat: Seat,
-        lease_ttl: Duration,
         (arena, limits): (Arena, ShardLimits),
         (board, sharing, pushing): (Option<Board>, Option<Sharing>, Pushing),
         (post, tier): (Post, Option<Tier>),
@@ -118,7 +117,6 @@ impl MemberCore {
         let on_drive_max = tier.as_ref().map_or(0, Tier::records_max);
         let copies_max = in_memory_max + on_drive_max;
         let home_limits = HomeLimits {
-            lease_ttl,
             copies_max: copies_max.max(HomeLimits::default().copies_max),
             histories_max: HomeLimits::histories_max(limits.high_watermark_bytes()),
             ..HomeLimits::default()

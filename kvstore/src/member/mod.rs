@@ -163,10 +163,6 @@ impl ClusterOptions {
         }
     }
 
-    fn lease_ttl(&self) -> Duration {
-        Duration::from_secs(self.lease_ttl_s.into())
-    }
-
     /// What authenticates the connections of this life of the node.
     pub(crate) fn guard(&self, session_epoch: u64) -> Option<Guard> {
         let secrets = self.secrets.clone();
@@ -219,15 +215,8 @@ pub(crate) fn begin(beginning: Beginning) -> Result<(Rc<MemberCore>, Scope), Joi
     let entries_max = memory.1.entries_max();
     let board = is_shared.then(|| one_sided::board(entries_max)).flatten();
     let (sharing, listener) = board.as_ref().and_then(one_sided::open).unzip();
-    let lease_ttl = cluster.lease_ttl();
     let pushing = pushing::Pushing::open(rdma);
-    let core = MemberCore::new(
-        seat,
-        lease_ttl,
-        memory,
-        (board, sharing, pushing),
-        (post, tier),
-    );
+    let core = MemberCore::new(seat, memory, (board, sharing, pushing), (post, tier));
     let scope = Scope::new();
     if let Some(listener) = listener {
         scope.spawn(one_sided::accept(Rc::clone(&core), listener))?;

@@ -1,9 +1,13 @@
-//! Members that are emptied, to be stopped later.
+//! Members that are emptied, to be stopped later, and those that leave.
 
 use std::net::SocketAddr;
+use std::ops::Range;
+use std::time::Duration;
 
-use lunette_kvstore::{PutOptions, StoreErrorKind, Stored, Value};
+use lunette_kvstore::{ClusterClient, PutOptions, StoreErrorKind, Stored, Value};
 use lunette_kvstore_proto::tenant::Tenant;
+use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime::time;
 use lunette_runtime_core::ids::NodeId;
 
 use super::on_each_driver::run;
@@ -69,4 +73,41 @@ fn who_is_no_member_is_not_emptied_and_not_everybody_may_ask() {
         assert_eq!(refused.kind, StoreErrorKind::LastMember { member });
         assert!(!client.map().members()[0].is_draining);
     });
+}
+
+/// A lease that a member gave up itself is not waited for, nor is one that was over before the map was changed.
+#[test]
+fn changes_go_on_soon_after_a_member_has_left_or_come() {
+    run(WORLDS, || async {
+        let mut scene = Scene::of(3, 64 * MIB).await;
+        let client = scene.client().await;
+        for n in 0..60 {
+            scene.put(&client, n, 1, LEN).await;
+        }
+        scene.remove_first().await;
+        change_soon(&client, 0..30).await;
+        scene.add(64 * MIB).await;
+        change_soon(&client, 30..60).await;
+    });
+}
+
+/// Of these objects one in two is removed, and the others are replaced, long before a lease (2 s) would be over.
+async fn change_soon(client: &ClusterClient, range: Range<usize>) {
+    let begun = time::now();
+    let (replaced, removed): (Vec<_>, Vec<_>) = range.partition(|n| n.is_multiple_of(2));
+    let value = |&n: &usize| (key(n), Value::new(pattern(n, LEN)));
+    let values: Vec<_> = replaced.iter().map(value).collect();
+    let upsert = PutOptions {
+        kind: WriteKind::Upsert,
+        ..PutOptions::default()
+    };
+    let stored = client.put_all(&values, upsert).await;
+    let is_written = |stored: &_| matches!(stored, Ok(Stored::Written { .. }));
+    assert!(stored.iter().all(is_written), "{stored:?}");
+    let removed = client
+        .remove(&removed.into_iter().map(key).collect::<Vec<_>>())
+        .await;
+    assert!(removed.iter().all(Result::is_ok), "{removed:?}");
+    let took = time::now().since(begun);
+    assert!(took < Duration::from_millis(1500), "{took:?}");
 }

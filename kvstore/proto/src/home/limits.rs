@@ -12,6 +12,10 @@ pub const REBUILD_WAIT_MAX: Duration = Duration::from_millis(50);
 pub const REPORTS_UNDER_WAY_MAX: usize = 32;
 /// How long an answer of a seat is waited for before it is asked again.
 pub const RESEND: Duration = Duration::from_millis(40);
+/// How long after a member has left the map it is taken for serving still. Its lease was over when the map was written
+/// (what proposes one compares that), so by its own clock it had stopped [`CLOCK_DRIFT_MAX`] before: this is for a turn
+/// of its loop that began earlier.
+pub const DEPARTED_WAIT: Duration = CLOCK_DRIFT_MAX;
 /// How long tombstones are kept.
 pub const TOMBSTONE_KEEP: Duration = Duration::from_secs(24 * 60 * 60);
 /// How long an asker that says nothing, and how its removals ended, is remembered.
@@ -55,8 +59,6 @@ pub struct HomeLimits {
     pub histories_max: usize,
     /// How long a key that has lost copies waits before an owner is told.
     pub repair_after: Duration,
-    /// How long members' leases are.
-    pub lease_ttl: Duration,
 }
 
 impl Default for HomeLimits {
@@ -72,7 +74,6 @@ impl Default for HomeLimits {
             repairs_max: 64 << 10,
             histories_max: 16 << 10,
             repair_after: Duration::from_secs(1),
-            lease_ttl: Duration::from_secs(5),
         }
     }
 }
@@ -85,11 +86,5 @@ impl HomeLimits {
     #[must_use]
     pub fn histories_max(memory_bytes: u64) -> usize {
         remembered_max(memory_bytes, HISTORIES_SHARE)
-    }
-
-    /// How long after a member has left the map it may still be serving, by its own clock.
-    #[must_use]
-    pub fn quiet(&self) -> Duration {
-        self.lease_ttl + CLOCK_DRIFT_MAX
     }
 }

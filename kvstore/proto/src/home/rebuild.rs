@@ -7,7 +7,7 @@ use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
-use super::limits::{RECENT_MAPS_MAX, REPORTS_UNDER_WAY_MAX, RESEND};
+use super::limits::{DEPARTED_WAIT, RECENT_MAPS_MAX, REPORTS_UNDER_WAY_MAX, RESEND};
 use super::table::{Copy, Standing};
 use super::{Home, HomeAction, Out, Phase};
 use crate::key::Fingerprint;
@@ -341,7 +341,7 @@ impl Home {
     pub(super) fn note_gone(&mut self, now: Time, previous: &ClusterMap, is_kept: bool) {
         let is_gone = |seat: &Seat| !has_seat(&self.map, *seat);
         if seats(previous).any(|seat| is_gone(&seat)) || !is_kept {
-            self.quiet_until = now + self.limits.quiet();
+            self.quiet_until = now + DEPARTED_WAIT;
         }
         self.has_gap |= !is_kept || self.recent.len() == RECENT_MAPS_MAX;
         if now < self.quiet_until && !self.has_gap {
@@ -367,7 +367,7 @@ impl Home {
 
     /// What seats held that have left counts until they have surely stopped serving.
     pub(super) fn depart(&mut self, now: Time, previous: &ClusterMap) {
-        let until = now + self.limits.quiet();
+        let until = now + DEPARTED_WAIT;
         for seat in seats(previous).filter(|seat| !has_seat(&self.map, *seat)) {
             self.departed.insert(seat, until);
             for key in self.table.keys_of(seat) {

@@ -75,11 +75,14 @@ impl Home {
             // Asked twice, it is done once.
             return self.is_removing(asker, id, key);
         }
-        let is_full = self.changes.len() >= self.limits.changes_max
-            || self.answered.len() + self.changes.len() >= self.limits.answered_max;
-        if is_full {
+        if self.answered.len() + self.changes.len() >= self.limits.answered_max {
             self.stats.full += 1;
             out.push(HomeAction::Answer(asker, id, Answer::Full));
+            return true;
+        }
+        if self.changes.len() >= self.limits.changes_max {
+            self.stats.full += 1;
+            self.conclude(now, asker, id, Answer::Full, out);
             return true;
         }
         let winner = self.winner(key);

@@ -12,7 +12,6 @@ use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::time::Time;
 
-use super::TTL;
 use super::onlooker::Onlooker;
 
 pub(crate) struct Core {
@@ -41,7 +40,6 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new(id: u64, incarnation: u64, cores: u16, rate: u64) -> Self {
         let limits = HomeLimits {
-            lease_ttl: TTL,
             tombstones_max: 64,
             repair_after: Duration::from_millis(250),
             ..HomeLimits::default()
