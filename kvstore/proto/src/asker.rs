@@ -9,8 +9,12 @@
 //! remove what was put since; a put that may have been done would bring back what was removed. So
 //! where it is not known whether a write or a removal was done, the caller is told so, and decides.
 //!
+//! A read does not wait for who is [out of reach](reach).
+//!
 //! A lookup that ends in [`Outcome::Unknown`] is no miss here. The outermost interface alone, whose
 //! callers compute again what they do not find, says that it is: [`Outcome::is_miss_to_callers`].
+
+mod reach;
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -25,6 +29,9 @@ use crate::message::directory::{Answer, Ask, AskerId, Found, HoldWish, Only};
 use crate::owner::{WriteAnswer, WriteAsk};
 use crate::placement::{Seat, has_seat, home_of};
 use crate::version::Version;
+
+use reach::Reach;
+pub use reach::{REACH_WAIT, SILENT_WAIT};
 
 /// Most operations of one asker that are under way.
 pub const OPERATIONS_MAX: usize = 4096;
@@ -71,7 +78,7 @@ pub enum Outcome {
     Found(Found),
     /// There is no object.
     Miss,
-    /// Not everybody has told yet what it holds: there may be one.
+    /// Not everybody has told yet what it holds, or who knows is out of reach: there may be one.
     Unknown,
     /// A write's.
     Written(WriteAnswer),
@@ -156,6 +163,8 @@ struct Operation {
     epoch: Epoch,
     /// Whether who was last asked to write had no room.
     has_no_room: bool,
+    /// Of a lookup: how long it waits for who was asked.
+    silent_at: Time,
     /// How long the last answer to a write or a removal took that did nothing.
     answer_took: Duration,
     stage: Stage,
@@ -193,6 +202,7 @@ pub struct Asker {
     map: ClusterMap,
     operations: BTreeMap<OperationId, Operation>,
     by_request: BTreeMap<RequestId, OperationId>,
+    reach: Reach,
     last_operation: u64,
     last_request: u64,
 }
@@ -206,6 +216,7 @@ impl Asker {
             map: ClusterMap::default(),
             operations: BTreeMap::new(),
             by_request: BTreeMap::new(),
+            reach: Reach::default(),
             last_operation: 0,
             last_request: 0,
         }
@@ -253,6 +264,7 @@ impl Asker {
             begun_at: now,
             epoch: self.map.epoch(),
             has_no_room: false,
+            silent_at: until,
             answer_took: Duration::ZERO,
             stage,
             until,
@@ -286,6 +298,7 @@ impl Asker {
     pub fn on_map(&mut self, map: &ClusterMap) {
         if map.epoch() > self.map.epoch() {
             self.map = map.clone();
+            self.reach.on_map(map);
         }
     }
 
@@ -358,15 +371,21 @@ impl Asker {
         if matches!(operation.wish, Wish::Remove(_)) {
             operation.begin(now);
         }
+        let is_again = matches!(operation.stage, Stage::Asked { seat: asked, .. } if asked == seat);
+        if matches!(operation.wish, Wish::Lookup(_)) && !is_again {
+            operation.silent_at = now + self.reach.patience(now, seat);
+        }
         operation.stage = Stage::Asked { seat, at: now };
         out.push(AskerAction::Ask(seat, operation.epoch, ask));
     }
 
     /// A home, or an owner for it, has answered.
     pub fn on_answer(&mut self, now: Time, request: RequestId, answer: Answer, out: Out<'_>) {
-        let Some((id, operation)) = self.asked(request) else {
+        let Some((id, seat)) = self.asked(request) else {
             return;
         };
+        self.reach.answered(seat);
+        let operation = self.operations.get_mut(&id).expect("under way");
         let wish = operation.wish;
         match answer {
             Answer::Found(found) if matches!(wish, Wish::Lookup(_) | Wish::Remove(_)) => {
@@ -393,11 +412,13 @@ impl Asker {
         }
     }
 
-    /// The operation that this request is of, if it waits for a home or a writer.
-    fn asked(&mut self, request: RequestId) -> Option<(OperationId, &mut Operation)> {
+    /// The operation that this request is of, if it waits for a home or a writer, and for which.
+    fn asked(&self, request: RequestId) -> Option<(OperationId, Seat)> {
         let id = *self.by_request.get(&request)?;
-        let operation = self.operations.get_mut(&id).expect("listed");
-        matches!(operation.stage, Stage::Asked { .. }).then_some((id, operation))
+        match self.operations[&id].stage {
+            Stage::Asked { seat, .. } => Some((id, seat)),
+            _ => None,
+        }
     }
 
     /// Nothing was done: another try, as another request, after a pause.
@@ -419,33 +440,62 @@ impl Asker {
         let Some(&id) = self.by_request.get(&request) else {
             return;
         };
-        let operation = self.operations.get_mut(&id).expect("listed");
-        let Stage::Reading { found, .. } = &mut operation.stage else {
+        let Stage::Reading { found, .. } = &self.operations[&id].stage else {
             return;
         };
-        if answer == ReadAnswer::Bytes {
-            let version = found.version;
-            self.end(id, Outcome::Hit(version), out);
+        let version = found.version;
+        self.reach.answered(found.owners[0]);
+        match answer {
+            ReadAnswer::Bytes => self.end(id, Outcome::Hit(version), out),
+            ReadAnswer::Absent | ReadAnswer::Unavailable => self.read_next(now, id, out),
+        }
+    }
+
+    /// Who was asked cannot be reached: nothing was done there, and nothing is under way.
+    ///
+    /// A read then ends in [`Outcome::Unknown`] if there is nobody else to ask, and that has been so for [`REACH_WAIT`]. All
+    /// else is tried again, as another request.
+    pub fn on_unreached(&mut self, now: Time, request: RequestId, out: Out<'_>) {
+        let Some(&id) = self.by_request.get(&request) else {
             return;
+        };
+        let operation = &self.operations[&id];
+        let (seat, has_others) = match &operation.stage {
+            Stage::Asked { seat, .. } => (*seat, false),
+            Stage::Reading { found, .. } => (found.owners[0], found.owners.len() > 1),
+            Stage::Pausing(_) => return,
+        };
+        let is_over = self.reach.is_refused(now, seat) && !has_others;
+        match operation.wish {
+            Wish::Get | Wish::Lookup(_) if is_over => self.end(id, Outcome::Unknown, out),
+            Wish::Get => self.read_next(now, id, out),
+            _ => self.pause(now, id),
         }
-        found.owners.remove(0);
-        if found.owners.is_empty() {
-            self.pause(now, id);
-        } else {
-            // Under another id, or an answer of the first owner would be taken for the second's.
-            self.by_request.remove(&request);
-            let request = self.new_request(id);
-            self.operations.get_mut(&id).expect("listed").request = request;
-            self.send(now, id, out);
+    }
+
+    /// The next owner is asked for the bytes; where there is none, the home again, after a pause.
+    fn read_next(&mut self, now: Time, id: OperationId, out: Out<'_>) {
+        let operation = self.operations.get_mut(&id).expect("under way");
+        match &mut operation.stage {
+            Stage::Reading { found, .. } if found.owners.len() > 1 => {
+                found.owners.remove(0);
+            }
+            _ => return self.pause(now, id),
         }
+        // Under another id, or an answer of the first owner would be taken for the second's.
+        self.by_request.remove(&operation.request);
+        let request = self.new_request(id);
+        self.operations.get_mut(&id).expect("listed").request = request;
+        self.send(now, id, out);
     }
 
     /// An owner has answered a write.
     pub fn on_written(&mut self, now: Time, request: RequestId, answer: WriteAnswer, out: Out<'_>) {
-        let Some((id, operation)) = self.asked(request) else {
+        let Some((id, seat)) = self.asked(request) else {
             return;
         };
-        let is_once = match operation.wish {
+        self.reach.answered(seat);
+        let is_once = match self.operations[&id].wish {
             Wish::Write(..) => false,
             Wish::WriteOnce(..) => true,
             _ => return,
@@ -466,28 +516,6 @@ impl Asker {
         }
     }
 
-    /// The connection to a seat is lost. What it was asked may have been done, or not.
-    pub fn on_lost(&mut self, now: Time, seat: Seat, out: Out<'_>) {
-        let ids: Vec<OperationId> = self.operations.keys().copied().collect();
-        for id in ids {
-            let operation = &self.operations[&id];
-            match &operation.stage {
-                Stage::Asked { seat: asked, .. } if *asked == seat => {
-                    if operation.is_begun {
-                        self.end(id, Outcome::Interrupted, out);
-                    } else {
-                        self.pause(now, id);
-                    }
-                }
-                Stage::Reading { found, .. } if found.owners[0] == seat => {
-                    let request = operation.request;
-                    self.on_read(now, request, ReadAnswer::Absent, out);
-                }
-                _ => {}
-            }
-        }
-    }
-
     /// Time passes.
     pub fn on_tick(&mut self, now: Time, out: Out<'_>) {
         let ids: Vec<OperationId> = self.operations.keys().copied().collect();
@@ -500,6 +528,13 @@ impl Asker {
                     (false, false) => Outcome::TimedOut,
                 };
                 self.end(id, outcome, out);
+                continue;
+            }
+            if let Stage::Asked { seat, .. } = operation.stage
+                && now >= operation.silent_at
+            {
+                self.reach.is_silent(now, seat);
+                self.end(id, Outcome::Unknown, out);
                 continue;
             }
             if operation.is_due(now) && !self.look_elsewhere(now, id) {

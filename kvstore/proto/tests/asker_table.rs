@@ -7,7 +7,8 @@ use core::time::Duration;
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::asker::{
-    Asker, AskerAction, OPERATIONS_MAX, Outcome, PAUSE, RESEND, ReadAnswer, TooManyOperations, Wish,
+    Asker, AskerAction, OPERATIONS_MAX, OperationId, Outcome, PAUSE, REACH_WAIT, RESEND,
+    ReadAnswer, SILENT_WAIT, TooManyOperations, Wish,
 };
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{Answer, AskerId, Found, Only};
@@ -29,7 +30,8 @@ const SEAT: Seat = Seat {
     incarnation: 1,
     core: CoreIndex(0),
 };
-const END: Time = Time::from_ns(1_000_000_000);
+const PATIENCE: Duration = Duration::from_secs(5);
+const END: Time = Time::from_ns(5_000_000_000);
 const ASK: WriteAsk = WriteAsk {
     key: KEY,
     kind: WriteKind::Put,
@@ -222,16 +224,15 @@ fn answers_of_owners_to_reads() {
     }
 }
 
-/// Without an answer the same request goes to the same place; a lost connection ends what may have
-/// been done, and only that.
+/// Without an answer the same request goes to the same place.
 #[test]
 fn what_may_have_been_done_is_not_done_again() {
-    for (wish, lost) in [
-        (Wish::Get, Again),
-        (Wish::Lookup(None), Again),
-        (Wish::Remove(Only::Any), Ends(Outcome::Interrupted)),
-        (Wish::Write(SEAT, ASK), Ends(Outcome::Interrupted)),
-        (Wish::WriteOnce(SEAT, ASK), Ends(Outcome::Interrupted)),
+    for wish in [
+        Wish::Get,
+        Wish::Lookup(None),
+        Wish::Remove(Only::Any),
+        Wish::Write(SEAT, ASK),
+        Wish::WriteOnce(SEAT, ASK),
     ] {
         let mut asker = asker();
         let first = begin(&mut asker, wish);
@@ -241,10 +242,132 @@ fn what_may_have_been_done_is_not_done_again() {
         assert_eq!(out, [], "too early");
         asker.on_tick(Time::ZERO + RESEND, &mut out);
         assert_eq!(requests(&out), [RequestId(1)], "{wish:?}");
-        let then = then(&mut asker, |asker, out| {
-            asker.on_lost(Time::ZERO, SEAT, out)
+    }
+}
+
+/// What is told of somebody who cannot be reached, again and again for a while: only reads end.
+#[test]
+fn reads_do_not_wait_for_who_cannot_be_reached() {
+    let unknown = Some(Outcome::Unknown);
+    for (wish, outcome) in [
+        (Wish::Get, unknown.clone()),
+        (Wish::Lookup(None), unknown),
+        (Wish::Remove(Only::Any), None),
+    ] {
+        let mut asker = asker();
+        let mut out = begin(&mut asker, wish);
+        let mut now = Time::ZERO;
+        let ended = loop {
+            let request = requests(&out)[0];
+            out.clear();
+            asker.on_unreached(now, request, &mut out);
+            if let Some(AskerAction::Done(_, outcome)) = out.pop() {
+                break Some(outcome);
+            }
+            now = now + PAUSE;
+            asker.on_tick(now, &mut out);
+            if requests(&out).is_empty() {
+                break None;
+            }
+        };
+        assert_eq!(ended, outcome, "{wish:?}");
+        if outcome.is_some() {
+            assert!(now >= Time::ZERO + REACH_WAIT && now < Time::ZERO + REACH_WAIT + PAUSE);
+            // The next one does not wait as long, until there is an answer.
+            let next = requests(&begin(&mut asker, wish))[0];
+            asker.on_unreached(now, next, &mut out);
+            assert!(matches!(out[..], [AskerAction::Done(_, Outcome::Unknown)]));
+            let answered = requests(&begin(&mut asker, wish))[0];
+            asker.on_answer(now, answered, Answer::Miss, &mut out);
+            out.clear();
+            let next = requests(&begin(&mut asker, wish))[0];
+            asker.on_unreached(now, next, &mut out);
+            assert_eq!(out, [], "it is tried again");
+        }
+    }
+}
+
+/// Owners that cannot be reached are passed over; where there is no other, nobody knows.
+#[test]
+fn bytes_are_asked_of_who_can_be_reached() {
+    let other = Seat {
+        node: NodeId(2),
+        ..SEAT
+    };
+    let mut asker = asker();
+    let mut out = begin(&mut asker, Wish::Get);
+    let mut now = Time::ZERO;
+    let both = Found {
+        owners: vec![SEAT, other],
+        ..found()
+    };
+    let reads = |out: &[AskerAction]| match out {
+        [AskerAction::Read { owner, request, .. }] => (*owner, *request),
+        _ => panic!("no read: {out:?}"),
+    };
+    while now < Time::ZERO + REACH_WAIT {
+        let request = requests(&out)[0];
+        out.clear();
+        asker.on_answer(now, request, Answer::Found(both.clone()), &mut out);
+        let (owner, first) = reads(&out);
+        assert_eq!(owner, SEAT);
+        out.clear();
+        asker.on_unreached(now, first, &mut out);
+        let (owner, second) = reads(&out);
+        assert_eq!((owner, first == second), (other, false));
+        out.clear();
+        asker.on_unreached(now, second, &mut out);
+        assert_eq!(out, [], "the home is asked again");
+        now = now + PAUSE;
+        asker.on_tick(now, &mut out);
+    }
+    let request = requests(&out)[0];
+    out.clear();
+    asker.on_answer(now, request, Answer::Found(both), &mut out);
+    let (_, first) = reads(&out);
+    out.clear();
+    asker.on_unreached(now, first, &mut out);
+    let (_, second) = reads(&out);
+    out.clear();
+    asker.on_unreached(now, second, &mut out);
+    assert!(matches!(out[..], [AskerAction::Done(_, Outcome::Unknown)]));
+}
+
+/// A lookup does not wait for who says nothing; a get does, since its bytes may be on their way.
+#[test]
+fn lookups_do_not_wait_for_who_is_silent() {
+    let mut asker = asker();
+    begin(&mut asker, Wish::Lookup(None));
+    begin(&mut asker, Wish::Get);
+    let mut out = Vec::new();
+    let silent = Time::ZERO + SILENT_WAIT;
+    asker.on_tick(Time::from_ns(silent.as_ns() - 1), &mut out);
+    assert_eq!(requests(&out), [RequestId(1), RequestId(2)], "asked again");
+    out.clear();
+    asker.on_tick(silent, &mut out);
+    let ends = |out: &[AskerAction]| {
+        let ends = out.iter().filter_map(|action| match action {
+            AskerAction::Done(OperationId(id), Outcome::Unknown) => Some(*id),
+            _ => None,
         });
-        assert_eq!(then, lost, "{wish:?}");
+        ends.collect::<Vec<_>>()
+    };
+    assert_eq!(ends(&out), [1]);
+    let mut now = silent;
+    for (id, waits) in [(3, RESEND), (4, RESEND)] {
+        let begun = asker.begin(
+            now,
+            KEY,
+            CACHE,
+            Wish::Lookup(None),
+            now + PATIENCE,
+            &mut out,
+        );
+        assert_eq!(begun, Ok(OperationId(id)));
+        out.clear();
+        now = now + waits;
+        asker.on_tick(now, &mut out);
+        assert_eq!(ends(&out), [id]);
     }
 }
 

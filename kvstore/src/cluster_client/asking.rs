@@ -44,6 +44,8 @@ pub(super) enum News {
     Read(RequestId, ReadAnswer),
     /// An owner has answered a write.
     Written(RequestId, WriteAnswer),
+    /// Who was asked cannot be reached: nothing was done there.
+    Unreached(RequestId),
 }
 
 /// A client's asker. See the [module](self).
@@ -368,6 +370,12 @@ impl Asking {
                             self.has_called(id);
                         }
                         asker.on_answer(now, request, answer, &mut out);
+                    }
+                    News::Unreached(request) => {
+                        if let Some(id) = asker.operation_of(request) {
+                            self.has_called(id);
+                        }
+                        asker.on_unreached(now, request, &mut out);
                     }
                     News::Read(request, answer) => asker.on_read(now, request, answer, &mut out),
                     News::Written(request, answer) => {

@@ -187,7 +187,7 @@ pub(super) async fn find(
     };
     let again = vec![News::Answer(request, Answer::Unavailable)];
     let news = match called {
-        Called::Unsent | Called::Unanswered => again,
+        Called::Unsent | Called::Unanswered => vec![News::Unreached(request)],
         Called::Never(kind) => return end(&asking, id, room, kind),
         Called::Reply(version, reply) => match Status::from_code(reply.status) {
             status @ (Status::Ok | Status::Striped) => match arrived(status, version, &reply) {
@@ -283,7 +283,10 @@ pub(super) async fn read(
         return;
     };
     let answer = match called {
-        Called::Unsent | Called::Unanswered => ReadAnswer::Absent,
+        Called::Unsent | Called::Unanswered => {
+            asking.give_back(id, room);
+            return asking.on_news(vec![News::Unreached(request)]);
+        }
         Called::Never(kind) => return end(&asking, id, room, kind),
         Called::Reply(version, reply) => match Status::from_code(reply.status) {
             status @ (Status::Ok | Status::Striped) => match arrived(status, version, &reply) {
@@ -338,18 +341,25 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, mut asks: 
             .collect()
     };
     let news = match called {
-        Called::Unsent => all(|_| Answer::Unavailable),
+        Called::Unsent => {
+            let asks = message.asks.iter();
+            asks.map(|ask| News::Unreached(ask.request())).collect()
+        }
         Called::Never(kind) => {
             for ask in &message.asks {
                 asking.fail_request(ask.request(), kind);
             }
             return;
         }
-        // A lookup repeats nothing.
-        Called::Unanswered => all(|ask| match ask {
-            Ask::Lookup { .. } => Answer::Unavailable,
-            Ask::Remove { .. } => Answer::Interrupted,
-        }),
+        Called::Unanswered => {
+            let asks = message.asks.iter();
+            asks.map(|ask| match ask {
+                // It repeats nothing.
+                Ask::Lookup { request, .. } => News::Unreached(*request),
+                Ask::Remove { request, .. } => News::Answer(*request, Answer::Interrupted),
+            })
+            .collect()
+        }
         Called::Reply(_, reply) => match Status::from_code(reply.status) {
             Status::Ok => match AnswerMessage::decode(&reply.body) {
                 Ok(message) => of_answers(message.answers),

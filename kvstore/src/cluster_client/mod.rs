@@ -256,7 +256,7 @@ pub enum Fetched {
         /// The room, the caller's again.
         room: Room,
         /// Whether that is sure. Otherwise a home does not know yet what all members hold, or is cut off, in a cache
-        /// namespace.
+        /// namespace; or who knows, or all who have it, cannot be reached.
         is_known: bool,
     },
 }

@@ -7,11 +7,14 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use lunette::kvstore::{ClusterClient, Fetched};
+use lunette::runtime::arena;
+use lunette::transfer::Room;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::process::{Node, await_that, lunette, run, run_with_input, send};
-use crate::town::{self, Town, member_arguments};
+use crate::town::{self, Town, member_arguments, with_client};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -220,6 +223,73 @@ fn a_member_is_emptied_before_it_is_stopped() {
     }
     let stranger = run(&[&retire[..], &["127.0.0.1:1"]].concat()).ended_with(1);
     assert!(stranger.stderr.contains("no member"), "{}", stranger.stderr);
+}
+
+/// Reads, which are computed again where they are not found, do not wait until its lease is over.
+#[test]
+fn nobody_who_reads_waits_for_a_member_that_is_gone() {
+    let town = Town::new();
+    let nodes = [1, 2, 3].map(|id| {
+        let mut member = town.patient_member(id, LONG_LEASE_S);
+        // What its memory holds could be read after its death.
+        Node::spawn(member.arg("--no-one-sided"))
+    });
+    town::await_members(&nodes[0], 3);
+    let [_, killed, stopped] = nodes.each_ref().map(|node| node.child.id());
+    let read = with_client(&nodes[0], LONG_LEASE, move |client| async move {
+        for number in 0..KEYS {
+            assert!(town::put(&client, &key(number), 1000, 1).await);
+        }
+        signal(killed, Signal::KILL);
+        let without_one = read_all(&client).await;
+        signal(stopped, Signal::STOP);
+        // Gets wait for who is silent, which may be sending.
+        let without_two = exist(&client).await;
+        (without_one, without_two, client.map().members().len())
+    });
+    let ((existed, got), without_two, members) = read;
+    assert!(0 < got && got < KEYS, "{got} of one of three are gone");
+    assert_eq!(existed, got);
+    assert!(without_two < existed, "{without_two} of {existed}");
+    assert_eq!(members, 3, "no lease was over before");
+}
+
+const KEYS: usize = 60;
+/// Long enough for all that is read by then, and too long to be waited for.
+const LONG_LEASE_S: u32 = 120;
+const LONG_LEASE: Duration = Duration::from_secs(120);
+
+fn key(number: usize) -> String {
+    format!("key-{number}")
+}
+
+fn signal(process: u32, signal: Signal) {
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw);
+    kill_process(process.expect("a process"), signal).expect("it is ours");
+}
+
+/// How many there are.
+async fn exist(client: &ClusterClient) -> usize {
+    let keys: Vec<Vec<u8>> = (0..KEYS).map(|number| key(number).into_bytes()).collect();
+    let exist = client.exists(&keys).await.expect("all are answered");
+    exist.into_iter().filter(|exists| *exists).count()
+}
+
+/// How many there are, and how many are got.
+async fn read_all(client: &ClusterClient) -> (usize, usize) {
+    let mut got = 0;
+    for number in 0..KEYS {
+        let room = Room::whole(arena().alloc(1000).expect("room"));
+        let fetched = client.get(key(number).as_bytes(), room).await;
+        match fetched.expect("it is answered") {
+            Fetched::Hit { len_bytes, .. } => {
+                assert_eq!(len_bytes, 1000);
+                got += 1;
+            }
+            Fetched::Miss { is_known, .. } => assert!(!is_known, "it is there, for all one knows"),
+        }
+    }
+    (exist(client).await, got)
 }
 
 #[test]

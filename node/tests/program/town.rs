@@ -33,11 +33,25 @@ impl Town {
 
     /// What starts a member.
     pub(crate) fn member(&self, id: u64, more: &[&str]) -> Command {
-        let life = self.folder.path().join(format!("life-{id}"));
-        let arguments = member_arguments(&id.to_string(), &life, &self.coordinator);
-        let mut command = lunette(&arguments.each_ref().map(String::as_str));
+        let mut command = lunette(&self.arguments(id).each_ref().map(String::as_str));
         command.args(more);
         command
+    }
+
+    /// What starts a member that others wait so long for.
+    pub(crate) fn patient_member(&self, id: u64, lease_ttl_s: u32) -> Command {
+        let mut arguments = self.arguments(id);
+        let mut names = arguments.iter();
+        let name = names
+            .position(|name| name == "--lease-ttl")
+            .expect("it is there");
+        arguments[name + 1] = lease_ttl_s.to_string();
+        lunette(&arguments.each_ref().map(String::as_str))
+    }
+
+    fn arguments(&self, id: u64) -> [String; 18] {
+        let life = self.folder.path().join(format!("life-{id}"));
+        member_arguments(&id.to_string(), &life, &self.coordinator)
     }
 }
 
