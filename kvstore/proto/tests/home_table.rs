@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use lunette_cluster_proto::fence::{Fence, NamespaceKind};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
-use lunette_kvstore_proto::home::{DEPARTED_WAIT, Home, HomeAction, HomeLimits};
+use lunette_kvstore_proto::home::{DEPARTED_WAIT, Home, HomeAction, HomeLimits, PresenceChange};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskerId, CopyPage, Only, OpId, Peek, Refusal, ToHome, ToOwner, ToPeer,
     TombstonePage,
 };
 use lunette_kvstore_proto::placement::{Seat, home_of, next_of, seats};
-use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
+use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Tombstone, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
@@ -522,6 +522,45 @@ fn a_removal_under_way_is_told_at_its_time_that_nobody_knows_also_behind_the_bar
         .on_tick(begun + Duration::from_millis(1001), &mut bench.out);
     assert_eq!(interrupted(&bench), 1);
     assert!(!bench.home.is_complete());
+}
+
+/// A tombstone that a report brings makes dead what was recorded, before the last report is in and both are judged.
+#[test]
+fn who_looks_on_is_told_of_what_a_reported_tombstone_makes_dead() {
+    let mut bench = Bench::new(HomeLimits::default());
+    bench.complete();
+    bench.claim(2, THEIRS, KEY, WriteKind::Put);
+    bench.publish(2, THEIRS, KEY, 1);
+    bench.epoch = Epoch(EPOCH.0 + 1);
+    let map = ClusterMap::new(bench.epoch, 0, map().members().to_vec()).expect("a map");
+    let (now, epoch) = (bench.now, bench.epoch);
+    bench.home.on_map(now, &map, &mut bench.out);
+    bench.home.watch();
+    bench.home.on_tick(now, &mut bench.out);
+    let told = |home: &mut Home| {
+        let mut told = None;
+        home.tell_presence(|change| match change {
+            PresenceChange::Key(KEY, peek) => told = Some(peek),
+            _ => {}
+        });
+        told
+    };
+    assert_eq!(told(&mut bench.home), Some(Peek::Present));
+    let tombstone = Tombstone {
+        version: version(2),
+        generation: Generation(0),
+    };
+    let tombstones = TombstonePage {
+        after: None,
+        horizon: None,
+        tombstones: vec![(KEY, tombstone)],
+        next: None,
+    };
+    let page = ToPeer::Tombstones(tombstones);
+    (bench.home).on_peer(now, seat(2), epoch, page, &mut bench.out);
+    assert!(!bench.home.is_complete());
+    assert_eq!(bench.peeked(STRICT)[0], Peek::Unsure);
+    assert_eq!(told(&mut bench.home), Some(Peek::Unsure));
 }
 
 /// Before the first map there was nobody who may be serving still.

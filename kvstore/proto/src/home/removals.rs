@@ -174,6 +174,10 @@ impl Home {
         if !is_lost {
             let tombstones_max = self.limits.tombstones_max;
             self.tombstones.insert(now, key, tombstone, tombstones_max);
+            // Who looks on may have been told of copies that it makes dead, before they are judged.
+            if !self.table.copies(key).is_empty() {
+                self.table.watched.note(key);
+            }
         }
     }
 
