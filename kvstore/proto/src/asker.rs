@@ -180,6 +180,38 @@ impl Operation {
         self.is_begun = true;
     }
 
+    /// What its home is asked.
+    fn question(&self, now: Time) -> Ask {
+        let Self {
+            key,
+            namespace,
+            request,
+            until,
+            ..
+        } = *self;
+        match self.wish {
+            Wish::Remove(only) => Ask::Remove {
+                request,
+                key,
+                namespace,
+                wait_ms: u32::try_from(until.since(now).as_millis()).unwrap_or(u32::MAX),
+                only,
+            },
+            Wish::Lookup(hold) => Ask::Lookup {
+                request,
+                key,
+                namespace,
+                hold,
+            },
+            _ => Ask::Lookup {
+                request,
+                key,
+                namespace,
+                hold: None,
+            },
+        }
+    }
+
     /// Whether it is asked again at the end of a pause. A write or a removal is not whose answer might come too late: that it did
     /// nothing is known, and would not be then.
     fn is_due(&self, now: Time) -> bool {
@@ -307,7 +339,6 @@ impl Asker {
         let operation = self.operations.get_mut(&id).expect("under way");
         let Operation {
             key,
-            namespace,
             request,
             until,
             ..
@@ -346,28 +377,7 @@ impl Asker {
             operation.stage = Stage::Pausing(now + PAUSE);
             return;
         };
-        let wait_ms = u32::try_from(until.since(now).as_millis()).unwrap_or(u32::MAX);
-        let ask = match operation.wish {
-            Wish::Remove(only) => Ask::Remove {
-                request,
-                key,
-                namespace,
-                wait_ms,
-                only,
-            },
-            Wish::Lookup(hold) => Ask::Lookup {
-                request,
-                key,
-                namespace,
-                hold,
-            },
-            _ => Ask::Lookup {
-                request,
-                key,
-                namespace,
-                hold: None,
-            },
-        };
+        let ask = operation.question(now);
         if matches!(operation.wish, Wish::Remove(_)) {
             operation.begin(now);
         }
