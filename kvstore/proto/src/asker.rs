@@ -9,7 +9,7 @@
 //! remove what was put since; a put that may have been done would bring back what was removed. So
 //! where it is not known whether a write or a removal was done, the caller is told so, and decides.
 //!
-//! A read does not wait for who is [out of reach](reach).
+//! A read does not wait for who is out of reach: [`REACH_WAIT`], [`SILENT_WAIT`].
 //!
 //! A lookup that ends in [`Outcome::Unknown`] is no miss here. The outermost interface alone, whose
 //! callers compute again what they do not find, says that it is: [`Outcome::is_miss_to_callers`].
