@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use lunette::kvstore::{ClusterClient, Fetched};
 use lunette::runtime::arena;
 use lunette::transfer::Room;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::Value;
 
 use crate::process::{Node, await_that, lunette, run, run_with_input, send};
@@ -240,9 +240,9 @@ fn nobody_who_reads_waits_for_a_member_that_is_gone() {
         for number in 0..KEYS {
             assert!(town::put(&client, &key(number), 1000, 1).await);
         }
-        signal(killed, Signal::KILL);
+        signal(killed, Signal::KILL, WaitIdOptions::EXITED);
         let without_one = read_all(&client).await;
-        signal(stopped, Signal::STOP);
+        signal(stopped, Signal::STOP, WaitIdOptions::STOPPED);
         // Gets wait for who is silent, which may be sending.
         let without_two = exist(&client).await;
         (without_one, without_two, client.map().members().len())
@@ -256,16 +256,20 @@ fn nobody_who_reads_waits_for_a_member_that_is_gone() {
 
 const KEYS: usize = 60;
 /// Long enough for all that is read by then, and too long to be waited for.
-const LONG_LEASE_S: u32 = 120;
-const LONG_LEASE: Duration = Duration::from_secs(120);
+const LONG_LEASE_S: u32 = 60;
+const LONG_LEASE: Duration = Duration::from_secs(60);
 
 fn key(number: usize) -> String {
     format!("key-{number}")
 }
 
-fn signal(process: u32, signal: Signal) {
+/// Signals a child, and waits until it has come to that.
+fn signal(process: u32, signal: Signal, until: WaitIdOptions) {
     let process = i32::try_from(process).ok().and_then(Pid::from_raw);
-    kill_process(process.expect("a process"), signal).expect("it is ours");
+    let process = process.expect("a process");
+    kill_process(process, signal).expect("it is ours");
+    let reached = waitid(WaitId::Pid(process), until | WaitIdOptions::NOWAIT);
+    reached.expect("it is a child");
 }
 
 /// How many there are.
