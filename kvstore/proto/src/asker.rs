@@ -163,7 +163,7 @@ struct Operation {
     epoch: Epoch,
     /// Whether who was last asked to write had no room.
     has_no_room: bool,
-    /// Of a lookup: how long it waits for who was asked.
+    /// Of a lookup: until when it waits for who was asked.
     silent_at: Time,
     /// How long the last answer to a write or a removal took that did nothing.
     answer_took: Duration,

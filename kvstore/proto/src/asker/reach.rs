@@ -26,8 +26,9 @@ use crate::placement::{Seat, has_seat};
 /// How long a seat is tried that cannot be reached, before what is read of it is unknown: it may be starting anew, or
 /// the next map on its way.
 pub const REACH_WAIT: Duration = Duration::from_millis(250);
-/// How long a lookup waits for a seat that says nothing: longer than it would take behind all that a connection has under way.
-pub const SILENT_WAIT: Duration = Duration::from_secs(1);
+/// How long a lookup waits for a seat that says nothing: longer than it would take behind all that a connection has under
+/// way, also where processors are scarce.
+pub const SILENT_WAIT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
@@ -111,27 +112,27 @@ mod tests {
     }
 
     #[test]
-    fn who_is_silent_is_waited_for_shortly_but_for_one_lookup_each_second() {
+    fn who_is_silent_is_waited_for_shortly_but_for_one_lookup_now_and_then() {
         let mut reach = Reach::default();
         assert_eq!(reach.patience(at(0), SEAT), SILENT_WAIT);
         reach.is_silent(at(1000), SEAT);
         let waits = [
             (1000, RESEND),
-            (1999, RESEND),
-            (2000, SILENT_WAIT),
-            (2001, RESEND),
             (2999, RESEND),
             (3000, SILENT_WAIT),
+            (3001, RESEND),
+            (4999, RESEND),
+            (5000, SILENT_WAIT),
         ];
         for (ms, wait) in waits {
             assert_eq!(reach.patience(at(ms), SEAT), wait, "{ms} ms");
         }
         assert!(
-            reach.is_refused(at(3001), SEAT),
+            reach.is_refused(at(5001), SEAT),
             "it is out of reach already"
         );
         reach.answered(SEAT);
-        assert_eq!(reach.patience(at(3002), SEAT), SILENT_WAIT);
+        assert_eq!(reach.patience(at(5002), SEAT), SILENT_WAIT);
     }
 
     #[test]
