@@ -21,7 +21,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use super::adapters::ByAdapters;
-use super::calls;
+use super::calls::{self, CALL_TIMEOUT};
 use super::local::Local;
 use super::one_sided::Sights;
 use super::running::{Arrived, Brought, Ended, LentRoom, Running, SentValue, Table};
@@ -73,6 +73,7 @@ pub(super) struct Asking {
     renewed: RefCell<Vec<oneshot::Sender<()>>>,
     calls: Scope,
     namespace: Cell<NamespaceKind>,
+    get_timeout: Duration,
     last_reservation: Cell<u64>,
 }
 
@@ -81,7 +82,7 @@ impl Asking {
         seats: Seats,
         (sights, adapters): (Sights, ByAdapters),
         local: Option<Rc<Local>>,
-        namespace: NamespaceKind,
+        (namespace, timeout): (NamespaceKind, Duration),
     ) -> Self {
         Self {
             asker: RefCell::new(Asker::new(AskerId(entropy()))),
@@ -99,8 +100,14 @@ impl Asking {
             renewed: RefCell::default(),
             calls: Scope::new(),
             namespace: Cell::new(namespace),
+            get_timeout: CALL_TIMEOUT.min(timeout),
             last_reservation: Cell::new(0),
         }
+    }
+
+    /// Longest that a call is waited for which has a get's room.
+    pub(super) const fn get_timeout(&self) -> Duration {
+        self.get_timeout
     }
 
     pub(super) fn over_below(&self) -> RequestId {

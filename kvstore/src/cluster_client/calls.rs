@@ -31,8 +31,9 @@ use crate::error::StoreErrorKind;
 use crate::seats::SeatFault;
 use crate::value::Value;
 
-/// Longest that one request is waited for. The operation's own deadline ends it before, but for its
-/// room.
+/// Longest that one request is waited for. The operation's own deadline ends it before, but for a get's room, which is the
+/// caller's again when the call is over: calls that have one last no longer than an operation may
+/// ([`Asking::get_timeout`]).
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// What came of a call: a reply, or nothing.
@@ -54,7 +55,11 @@ pub(super) async fn call(
     body: impl FnOnce(FormatVersion, &mut Vec<u8>),
     attachments: Attachments,
 ) -> (Called, Option<Room>) {
-    call_within(asking, seat, op, body, (attachments, CALL_TIMEOUT)).await
+    let timeout = match attachments.room {
+        Some(_) => asking.get_timeout(),
+        None => CALL_TIMEOUT,
+    };
+    call_within(asking, seat, op, body, (attachments, timeout)).await
 }
 
 /// As [`call`], of an answer that is not waited for as long.

@@ -321,7 +321,8 @@ impl ClusterClient {
         let sights = Sights::new(options.one_sided_from_bytes);
         let by = ByAdapters::open(&options.rdma, options.rdma_path, adapters);
         let local = core.map(|core| Rc::new(Local::new(core)));
-        let asking = Asking::new(seats, (sights, by), local.clone(), options.namespace);
+        let manner = (options.namespace, options.timeout);
+        let asking = Asking::new(seats, (sights, by), local.clone(), manner);
         let asking = Rc::new(asking);
         let deadline = time::now() + options.timeout;
         let map = maps::first(asking.seats.linking(), &options.seeds, deadline).await?;

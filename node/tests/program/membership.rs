@@ -1,13 +1,14 @@
 //! `lunette cluster`, and nodes that are members of one.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lunette::kvstore::{ClusterClient, Fetched};
+use lunette::kvstore::{ClusterClient, ClusterClientOptions, Fetched, GetFailure};
 use lunette::runtime::arena;
 use lunette::transfer::Room;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
@@ -236,28 +237,40 @@ fn nobody_who_reads_waits_for_a_member_that_is_gone() {
     });
     town::await_members(&nodes[0], 3);
     let [_, killed, stopped] = nodes.each_ref().map(|node| node.child.id());
-    let read = with_client(&nodes[0], LONG_LEASE, move |client| async move {
+    let seed: SocketAddr = nodes[0].address().parse().expect("an address");
+    with_client(&nodes[0], LONG_LEASE, move |client| async move {
         for number in 0..KEYS {
             assert!(town::put(&client, &key(number), 1000, 1).await);
         }
+        let hasty = ClusterClient::connect(ClusterClientOptions {
+            timeout: SHORT,
+            ..ClusterClientOptions::new(vec![seed])
+        });
+        let hasty = hasty.await.expect("a member answers");
+        assert_eq!(read_all(&hasty).await, KEYS);
         signal(killed, Signal::KILL, WaitIdOptions::EXITED);
-        let without_one = read_all(&client).await;
+        let got = read_all(&client).await;
+        assert!(
+            0 < got && got < KEYS,
+            "{got} of {KEYS}, one of three are gone"
+        );
+        assert_eq!(exist(&client).await, got);
         signal(stopped, Signal::STOP, WaitIdOptions::STOPPED);
-        // Gets wait for who is silent, which may be sending.
-        let without_two = exist(&client).await;
-        (without_one, without_two, client.map().members().len())
+        let exist = exist(&client).await;
+        assert!(exist < got, "{exist} of {got}");
+        // Gets wait for who is silent, which may be sending, and no longer than they may.
+        let took = wait_in_vain(&hasty).await;
+        assert!(SHORT <= took && took < 5 * SHORT, "{took:?}");
+        assert_eq!(client.map().members().len(), 3, "no lease was over before");
     });
-    let ((existed, got), without_two, members) = read;
-    assert!(0 < got && got < KEYS, "{got} of one of three are gone");
-    assert_eq!(existed, got);
-    assert!(without_two < existed, "{without_two} of {existed}");
-    assert_eq!(members, 3, "no lease was over before");
 }
 
 const KEYS: usize = 60;
 /// Long enough for all that is read by then, and too long to be waited for.
 const LONG_LEASE_S: u32 = 60;
 const LONG_LEASE: Duration = Duration::from_secs(60);
+/// Less than a request may take that is no get.
+const SHORT: Duration = Duration::from_secs(2);
 
 fn key(number: usize) -> String {
     format!("key-{number}")
@@ -279,13 +292,11 @@ async fn exist(client: &ClusterClient) -> usize {
     exist.into_iter().filter(|exists| *exists).count()
 }
 
-/// How many there are, and how many are got.
-async fn read_all(client: &ClusterClient) -> (usize, usize) {
+/// How many are got.
+async fn read_all(client: &ClusterClient) -> usize {
     let mut got = 0;
     for number in 0..KEYS {
-        let room = Room::whole(arena().alloc(1000).expect("room"));
-        let fetched = client.get(key(number).as_bytes(), room).await;
-        match fetched.expect("it is answered") {
+        match get(client, number).await.expect("it is answered") {
             Fetched::Hit { len_bytes, .. } => {
                 assert_eq!(len_bytes, 1000);
                 got += 1;
@@ -293,7 +304,24 @@ async fn read_all(client: &ClusterClient) -> (usize, usize) {
             Fetched::Miss { is_known, .. } => assert!(!is_known, "it is there, for all one knows"),
         }
     }
-    (exist(client).await, got)
+    got
+}
+
+/// How long the first get takes that fails. It has its room back.
+async fn wait_in_vain(client: &ClusterClient) -> Duration {
+    for number in 0..KEYS {
+        let begun = Instant::now();
+        if let Err(failure) = get(client, number).await {
+            assert!(failure.room.is_some(), "{:?}", failure.error);
+            return begun.elapsed();
+        }
+    }
+    panic!("nobody who is silent was asked");
+}
+
+async fn get(client: &ClusterClient, number: usize) -> Result<Fetched, GetFailure> {
+    let room = Room::whole(arena().alloc(1000).expect("room"));
+    client.get(key(number).as_bytes(), room).await
 }
 
 #[test]

@@ -22,7 +22,7 @@ use lunette_transfer::adapters::{Asking as Request, Lost};
 use lunette_transfer::{CallError, CallFailure, Reply, Room};
 
 use super::super::asking::Asking;
-use super::super::calls::{CALL_TIMEOUT, Called, called_of, into};
+use super::super::calls::{Called, called_of, into};
 use super::direct::Place;
 use super::landing::Window;
 use super::notices::PushCall;
@@ -73,7 +73,8 @@ pub(super) async fn push(
         }
         None => {
             let told = get.told();
-            let answered = link.call_until(op.code(), write, into(room), CALL_TIMEOUT, told);
+            let timeout = asking.get_timeout();
+            let answered = link.call_until(op.code(), write, into(room), timeout, told);
             let answered = answered.await;
             let step = get.on(event_of(&answered, &get));
             let (called, room) = called_of(asking, seat, version, answered);

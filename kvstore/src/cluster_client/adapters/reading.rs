@@ -25,7 +25,7 @@ use lunette_verbs::{DeviceMemory, Lent, Piece, RemoteMemory, Request, RequestErr
 use thiserror::Error;
 
 use super::super::asking::Asking;
-use super::super::calls::{CALL_TIMEOUT, Called, called_of, into};
+use super::super::calls::{Called, called_of, into};
 use super::direct::Place;
 use super::messages::{self, Messaged};
 use super::{NotBrought, is_right};
@@ -106,7 +106,8 @@ pub(super) async fn read(
         }
         Messaged::Lost => return Err(NotBrought::Failed(room)),
         Messaged::No => {
-            let answered = link.call(op.code(), write, into(room), CALL_TIMEOUT).await;
+            let timeout = asking.get_timeout();
+            let answered = link.call(op.code(), write, into(room), timeout).await;
             called_of(asking, seat, version, answered)
         }
     };
