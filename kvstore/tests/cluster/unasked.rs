@@ -486,9 +486,11 @@ fn nothing_is_seen_of_a_node_that_has_ended_or_by_clients_that_have() {
         StoreErrorKind::ShutDown
     );
     node.shut_down().expect("in good order");
+    // Nobody answers: that is a miss, or an error where the time is over before.
     let gone = other.exists(vec![key(1)]).wait().pop().expect("one each");
-    gone.expect_err("nobody answers");
-    other.get_bytes(key(1)).wait().expect_err("nobody answers");
+    assert!(!matches!(gone, Ok(true)), "{gone:?}");
+    let gone = other.get_bytes(key(1)).wait();
+    assert!(!matches!(gone, Ok(Some(_))), "{gone:?}");
 }
 
 #[test]
