@@ -18,6 +18,9 @@ use lunette_runtime_core::time::Time;
 
 use crate::client::Client;
 
+/// Shortest time between two looks at the clock.
+const WAIT_MIN: Duration = Duration::from_millis(1);
+
 /// What a task has to tell the machine.
 enum Event {
     Answer(OpId, Result<Answer, CoordinationFault>),
@@ -327,7 +330,9 @@ async fn wait(state: &State) {
     match due.filter(|due| *due < Time::MAX) {
         None => state.wake.raised().await,
         Some(due) => {
-            let early = time::timeout(due.since(time::now()), state.wake.raised()).await;
+            // Answers are heard in between, whatever is due.
+            let left = due.since(time::now()).max(WAIT_MIN);
+            let early = time::timeout(left, state.wake.raised()).await;
             tracing::trace!(?early, "member");
         }
     }

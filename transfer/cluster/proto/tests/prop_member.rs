@@ -55,6 +55,16 @@ fn a_member_that_leaves_is_gone_at_once() {
 }
 
 #[test]
+fn a_member_that_leaves_unheard_has_left_when_its_lease_is_over() {
+    let mut cluster = joined(3);
+    cluster.cut(0);
+    cluster.leave(0);
+    cluster.run((u64::from(TTL_S) + 5) * SECOND);
+    assert!(cluster.nodes[0].has_left);
+    assert_eq!(cluster.ids(), [2, 3]);
+}
+
+#[test]
 fn a_member_that_drains_stays_without_weight() {
     let mut cluster = joined(2);
     cluster.drain(0);

@@ -142,7 +142,11 @@ impl Member {
         if matches!(self.phase, Phase::Left | Phase::Refused) {
             return None;
         }
-        let keep_alive = self.lease.filter(|held| !self.is_kept_alive(held.id));
+        // Who leaves lets its lease go.
+        let is_kept = self.phase != Phase::Leaving;
+        let keep_alive = self
+            .lease
+            .filter(|held| is_kept && !self.is_kept_alive(held.id));
         let keep_alive = keep_alive.map(|held| held.keep_alive_at);
         let main = self.is_idle().then_some(self.retry_at);
         [keep_alive, main].into_iter().flatten().min()

@@ -256,6 +256,12 @@ impl Cluster {
                     if member.poll_timeout().is_some_and(|due| due <= now) {
                         member.on_timeout(now);
                     }
+                    // Its driver would ask for ever, and hear no answer.
+                    let due = member.poll_timeout();
+                    assert!(
+                        due.is_none_or(|due| due > now),
+                        "{now:?}: due at {due:?} still"
+                    );
                     self.act(node);
                 }
             }
