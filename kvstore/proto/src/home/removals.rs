@@ -75,6 +75,7 @@ impl Home {
             // Asked twice, it is done once.
             return self.is_removing(asker, id, key);
         }
+        // There is no room to remember that it was refused, which is remembered wherever there is.
         if self.answered.len() + self.changes.len() >= self.limits.answered_max {
             self.stats.full += 1;
             out.push(HomeAction::Answer(asker, id, Answer::Full));
