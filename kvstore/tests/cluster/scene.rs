@@ -28,6 +28,8 @@ use lunette_verbs::Context;
 use lunette_verbs::sim::Fabric;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// By when owners know what homes have recorded.
+const TOLD: Duration = Duration::from_millis(200);
 
 pub(crate) fn key(n: usize) -> Vec<u8> {
     format!("key-{n}").into_bytes()
@@ -275,8 +277,10 @@ impl Scene {
         self.agree().await;
     }
 
-    /// The first member leaves.
+    /// The first member leaves. Copies that replicate are recorded before, and their owners told so: what is not told when its
+    /// home leaves is given up.
     pub(crate) async fn remove_first(&mut self) {
+        time::sleep(TOLD).await;
         let node = self.nodes.remove(0);
         node.leave().await.expect("a member");
         self.agree().await;
