@@ -461,11 +461,25 @@ impl Asker {
         }
     }
 
-    /// Who was asked cannot be reached: nothing was done there, and nothing is under way.
+    /// How long a read that is sent there now waits for who was asked to say something: [`SILENT_WAIT`], or shortly where it
+    /// is known to be out of reach.
+    #[must_use]
+    pub fn patience(&mut self, now: Time, seat: Seat) -> Duration {
+        self.reach.patience(now, seat)
+    }
+
+    /// Who was asked cannot be reached, or says nothing, and was tried `for_time` now: nothing was done there, and nothing is
+    /// under way.
     ///
     /// A read then ends in [`Outcome::Unknown`] if there is nobody else to ask, and that has been so for [`REACH_WAIT`]. All
     /// else is tried again, as another request.
-    pub fn on_unreached(&mut self, now: Time, request: RequestId, out: Out<'_>) {
+    pub fn on_unreached(
+        &mut self,
+        now: Time,
+        request: RequestId,
+        for_time: Duration,
+        out: Out<'_>,
+    ) {
         let Some(&id) = self.by_request.get(&request) else {
             return;
         };
@@ -475,7 +489,7 @@ impl Asker {
             Stage::Reading { found, .. } => (found.owners[0], found.owners.len() > 1),
             Stage::Pausing(_) => return,
         };
-        let is_over = self.reach.is_refused(now, seat) && !has_others;
+        let is_over = self.reach.is_refused(now, seat, for_time) && !has_others;
         match operation.wish {
             Wish::Get | Wish::Lookup(_) if is_over => self.end(id, Outcome::Unknown, out),
             Wish::Get => self.read_next(now, id, out),

@@ -260,7 +260,7 @@ fn reads_do_not_wait_for_who_cannot_be_reached() {
         let ended = loop {
             let request = requests(&out)[0];
             out.clear();
-            asker.on_unreached(now, request, &mut out);
+            asker.on_unreached(now, request, Duration::ZERO, &mut out);
             if let Some(AskerAction::Done(_, outcome)) = out.pop() {
                 break Some(outcome);
             }
@@ -275,13 +275,13 @@ fn reads_do_not_wait_for_who_cannot_be_reached() {
             assert!(now >= Time::ZERO + REACH_WAIT && now < Time::ZERO + REACH_WAIT + PAUSE);
             // The next one does not wait as long, until there is an answer.
             let next = requests(&begin(&mut asker, wish))[0];
-            asker.on_unreached(now, next, &mut out);
+            asker.on_unreached(now, next, Duration::ZERO, &mut out);
             assert!(matches!(out[..], [AskerAction::Done(_, Outcome::Unknown)]));
             let answered = requests(&begin(&mut asker, wish))[0];
             asker.on_answer(now, answered, Answer::Miss, &mut out);
             out.clear();
             let next = requests(&begin(&mut asker, wish))[0];
-            asker.on_unreached(now, next, &mut out);
+            asker.on_unreached(now, next, Duration::ZERO, &mut out);
             assert_eq!(out, [], "it is tried again");
         }
     }
@@ -312,11 +312,11 @@ fn bytes_are_asked_of_who_can_be_reached() {
         let (owner, first) = reads(&out);
         assert_eq!(owner, SEAT);
         out.clear();
-        asker.on_unreached(now, first, &mut out);
+        asker.on_unreached(now, first, Duration::ZERO, &mut out);
         let (owner, second) = reads(&out);
         assert_eq!((owner, first == second), (other, false));
         out.clear();
-        asker.on_unreached(now, second, &mut out);
+        asker.on_unreached(now, second, Duration::ZERO, &mut out);
         assert_eq!(out, [], "the home is asked again");
         now = now + PAUSE;
         asker.on_tick(now, &mut out);
@@ -326,10 +326,10 @@ fn bytes_are_asked_of_who_can_be_reached() {
     asker.on_answer(now, request, Answer::Found(both), &mut out);
     let (_, first) = reads(&out);
     out.clear();
-    asker.on_unreached(now, first, &mut out);
+    asker.on_unreached(now, first, Duration::ZERO, &mut out);
     let (_, second) = reads(&out);
     out.clear();
-    asker.on_unreached(now, second, &mut out);
+    asker.on_unreached(now, second, Duration::ZERO, &mut out);
     assert!(matches!(out[..], [AskerAction::Done(_, Outcome::Unknown)]));
 }
 

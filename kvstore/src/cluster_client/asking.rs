@@ -33,7 +33,7 @@ use crate::value::Value;
 /// How often the asker looks whether something is overdue.
 const TICK: Duration = Duration::from_millis(5);
 /// Longest future of a request: it is copied several times until it is a task.
-const CALL_BYTES_MAX: usize = 4 * 1024;
+const CALL_BYTES_MAX: usize = 17 * 256;
 
 /// What came of a request.
 #[derive(Debug)]
@@ -44,8 +44,8 @@ pub(super) enum News {
     Read(RequestId, ReadAnswer),
     /// An owner has answered a write.
     Written(RequestId, WriteAnswer),
-    /// Who was asked cannot be reached: nothing was done there.
-    Unreached(RequestId),
+    /// Who was asked cannot be reached, or says nothing, and was tried for so long: nothing was done there.
+    Unreached(RequestId, Duration),
 }
 
 /// A client's asker. See the [module](self).
@@ -108,6 +108,11 @@ impl Asking {
     /// Longest that a call is waited for which has a get's room.
     pub(super) const fn get_timeout(&self) -> Duration {
         self.get_timeout
+    }
+
+    /// How long a read waits for a seat to say something.
+    pub(super) fn patience(&self, seat: Seat) -> Duration {
+        self.asker.borrow_mut().patience(time::now(), seat)
     }
 
     pub(super) fn over_below(&self) -> RequestId {
@@ -378,11 +383,11 @@ impl Asking {
                         }
                         asker.on_answer(now, request, answer, &mut out);
                     }
-                    News::Unreached(request) => {
+                    News::Unreached(request, for_time) => {
                         if let Some(id) = asker.operation_of(request) {
                             self.has_called(id);
                         }
-                        asker.on_unreached(now, request, &mut out);
+                        asker.on_unreached(now, request, for_time, &mut out);
                     }
                     News::Read(request, answer) => asker.on_read(now, request, answer, &mut out),
                     News::Written(request, answer) => {

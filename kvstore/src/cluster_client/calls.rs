@@ -4,6 +4,8 @@
 //! is told so and tries again. Where a connection ended after a write or a removal was sent, nobody
 //! knows, and it is told that.
 
+use std::cell::Cell;
+use std::future::pending;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,13 +24,13 @@ use lunette_kvstore_proto::version::{Form, Version};
 use lunette_runtime::time;
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
-use lunette_transfer::{Attachments, CallError, CallFailure, Reply, Room};
+use lunette_transfer::{Attachments, CallError, CallFailure, ConnectError, Reply, Room};
 
 use super::asking::{Asking, News};
 use super::running::{Arrived, LentRoom};
 use super::{adapters, one_sided};
 use crate::error::StoreErrorKind;
-use crate::seats::SeatFault;
+use crate::seats::{Link, SeatFault};
 use crate::value::Value;
 
 /// Longest that one request is waited for. The operation's own deadline ends it before, but for a get's room, which is the
@@ -36,14 +38,17 @@ use crate::value::Value;
 /// ([`Asking::get_timeout`]).
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(12);
 
+/// In which a core hears what has come while it stood still.
+const TURN: Duration = Duration::from_millis(5);
+
 /// What came of a call: a reply, or nothing.
 pub(super) enum Called {
     /// In the version of the question.
     Reply(FormatVersion, Reply),
-    /// No connection: nothing was sent.
-    Unsent,
-    /// It was sent, and there is no answer.
-    Unanswered,
+    /// No connection, though one was tried for so long: nothing was sent.
+    Unsent(Duration),
+    /// It was sent, and there is no answer. Of a read, for how long nothing else came from there.
+    Unanswered(Duration),
     /// Asked again, it would end the same.
     Never(StoreErrorKind),
 }
@@ -70,7 +75,8 @@ pub(super) async fn call_within(
     body: impl FnOnce(FormatVersion, &mut Vec<u8>),
     (attachments, timeout): (Attachments, Duration),
 ) -> (Called, Option<Room>) {
-    let link = match asking.seats.connection(seat).await {
+    let (began, is_read) = (time::now(), attachments.room.is_some());
+    let link = match connection(asking, seat, is_read).await {
         Ok(link) => link,
         Err(fault) => {
             tracing::debug!(?seat, %fault, "a node cannot be reached");
@@ -80,15 +86,52 @@ pub(super) async fn call_within(
                     let ours = FormatVersions::OURS;
                     Called::Never(StoreErrorKind::Versions { ours, theirs })
                 }
-                _ => Called::Unsent,
+                _ => Called::Unsent(time::now().since(began)),
             };
             return (called, attachments.room);
         }
     };
     let version = link.version;
     let body = |out: &mut Vec<u8>| body(version, out);
-    let called = link.call(op.code(), body, attachments, timeout);
-    called_of(asking, seat, version, called.await)
+    let silent_for = Cell::new(Duration::ZERO);
+    let silence = async {
+        if !is_read {
+            pending().await
+        }
+        silent_for.set(silence(asking, seat, &link).await);
+    };
+    let called = link.call_until(op.code(), body, attachments, timeout, silence);
+    match called_of(asking, seat, version, called.await) {
+        (Called::Unanswered(_), room) => (Called::Unanswered(silent_for.get()), room),
+        called => called,
+    }
+}
+
+/// The connection to a seat. A read waits no longer for one than for what comes over it.
+async fn connection(asking: &Asking, seat: Seat, is_read: bool) -> Result<Link, SeatFault> {
+    if let Some(link) = asking.seats.live(seat) {
+        return Ok(link);
+    }
+    let connecting = asking.seats.connection(seat);
+    if !is_read {
+        return connecting.await;
+    }
+    let connected = Box::pin(time::timeout(asking.patience(seat), connecting)).await;
+    connected.unwrap_or(Err(ConnectError::TimedOut.into()))
+}
+
+/// Ends when nothing has come over a connection for as long as a read waits for that, which it returns.
+async fn silence(asking: &Asking, seat: Seat, link: &Link) -> Duration {
+    loop {
+        let (heard, patience) = (link.heard(), asking.patience(seat));
+        time::sleep(patience).await;
+        // What came while this very core stood still is heard first.
+        time::sleep(TURN).await;
+        if link.heard() == heard {
+            tracing::debug!(?seat, ?patience, "a node says nothing");
+            return patience;
+        }
+    }
 }
 
 /// As [`call`], of what brings no bytes and may be asked twice: by a message, where that can be.
@@ -131,9 +174,9 @@ pub(super) fn called_of(
                 }
                 CallError::Disconnected(_) => {
                     asking.stale.raise();
-                    Called::Unanswered
+                    Called::Unanswered(Duration::ZERO)
                 }
-                _ => Called::Unanswered,
+                _ => Called::Unanswered(Duration::ZERO),
             };
             (called, failure.room)
         }
@@ -192,7 +235,9 @@ pub(super) async fn find(
     };
     let again = vec![News::Answer(request, Answer::Unavailable)];
     let news = match called {
-        Called::Unsent | Called::Unanswered => vec![News::Unreached(request)],
+        Called::Unsent(for_time) | Called::Unanswered(for_time) => {
+            vec![News::Unreached(request, for_time)]
+        }
         Called::Never(kind) => return end(&asking, id, room, kind),
         Called::Reply(version, reply) => match Status::from_code(reply.status) {
             status @ (Status::Ok | Status::Striped) => match arrived(status, version, &reply) {
@@ -288,9 +333,9 @@ pub(super) async fn read(
         return;
     };
     let answer = match called {
-        Called::Unsent | Called::Unanswered => {
+        Called::Unsent(for_time) | Called::Unanswered(for_time) => {
             asking.give_back(id, room);
-            return asking.on_news(vec![News::Unreached(request)]);
+            return asking.on_news(vec![News::Unreached(request, for_time)]);
         }
         Called::Never(kind) => return end(&asking, id, room, kind),
         Called::Reply(version, reply) => match Status::from_code(reply.status) {
@@ -346,9 +391,10 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, mut asks: 
             .collect()
     };
     let news = match called {
-        Called::Unsent => {
+        Called::Unsent(for_time) => {
             let asks = message.asks.iter();
-            asks.map(|ask| News::Unreached(ask.request())).collect()
+            asks.map(|ask| News::Unreached(ask.request(), for_time))
+                .collect()
         }
         Called::Never(kind) => {
             for ask in &message.asks {
@@ -356,11 +402,11 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, mut asks: 
             }
             return;
         }
-        Called::Unanswered => {
+        Called::Unanswered(_) => {
             let asks = message.asks.iter();
             asks.map(|ask| match ask {
                 // It repeats nothing.
-                Ask::Lookup { request, .. } => News::Unreached(*request),
+                Ask::Lookup { request, .. } => News::Unreached(*request, Duration::ZERO),
                 Ask::Remove { request, .. } => News::Answer(*request, Answer::Interrupted),
             })
             .collect()
@@ -469,8 +515,8 @@ pub(super) async fn write(
 /// What came of a write, or why it never will be.
 fn write_answer(called: Called) -> Result<WriteAnswer, StoreErrorKind> {
     let (version, reply) = match called {
-        Called::Unsent => return Ok(WriteAnswer::Aborted),
-        Called::Unanswered => return Ok(WriteAnswer::Interrupted),
+        Called::Unsent(_) => return Ok(WriteAnswer::Aborted),
+        Called::Unanswered(_) => return Ok(WriteAnswer::Interrupted),
         Called::Never(kind) => return Err(kind),
         Called::Reply(version, reply) => (version, reply),
     };
@@ -508,8 +554,8 @@ pub(super) async fn clear(
     let called = call(asking, message.to, Op::Clear, body, Attachments::default());
     let called = time::timeout(until.since(time::now()), called).await;
     match called {
-        Ok((Called::Unsent, _)) => Ok(None),
-        Err(_) | Ok((Called::Unanswered, _)) => Err(StoreErrorKind::Interrupted),
+        Ok((Called::Unsent(_), _)) => Ok(None),
+        Err(_) | Ok((Called::Unanswered(_), _)) => Err(StoreErrorKind::Interrupted),
         Ok((Called::Never(kind), _)) => Err(kind),
         Ok((Called::Reply(version, reply), _)) => match Status::from_code(reply.status) {
             Status::Ok => Ok(Some(ClearReply::decode(version, &reply.body)?)),
@@ -584,9 +630,9 @@ pub(super) async fn ask_owner_once(
             })
         }
         // Perhaps it is a member no more.
-        Ok((Called::Unsent | Called::Unanswered, _)) if !has_seat(&asking.map(), seat) => {
+        Ok((Called::Unsent(_) | Called::Unanswered(_), _)) if !has_seat(&asking.map(), seat) => {
             Err(StoreErrorKind::Refused(Status::WrongSeat))
         }
-        Ok((Called::Unsent | Called::Unanswered, _)) => Ok(Said::Nothing),
+        Ok((Called::Unsent(_) | Called::Unanswered(_), _)) => Ok(Said::Nothing),
     }
 }

@@ -80,7 +80,7 @@ impl ClusterClient {
                 status => Err(StoreErrorKind::Refused(status)),
             },
             Ok((Called::Never(kind), _)) => Err(kind),
-            Ok((Called::Unsent | Called::Unanswered, _)) | Err(_) => Ok(false),
+            Ok((Called::Unsent(_) | Called::Unanswered(_), _)) | Err(_) => Ok(false),
         }
     }
 

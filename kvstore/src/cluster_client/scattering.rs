@@ -241,8 +241,8 @@ async fn while_any_wanted<T>(
 fn end(asking: &Rc<Asking>, seat: Seat, called: Called, writes: Vec<ToWrite>) {
     let all = |answer: Result<WriteAnswer, StoreErrorKind>| vec![answer; writes.len()];
     let answers = match called {
-        Called::Unsent => all(Ok(WriteAnswer::Aborted)),
-        Called::Unanswered => all(Ok(WriteAnswer::Interrupted)),
+        Called::Unsent(_) => all(Ok(WriteAnswer::Aborted)),
+        Called::Unanswered(_) => all(Ok(WriteAnswer::Interrupted)),
         Called::Never(kind) => all(Err(kind)),
         Called::Reply(version, reply) => match Status::from_code(reply.status) {
             Status::Ok => match Scattered::decode(version, &reply.body, writes.len()) {

@@ -256,11 +256,16 @@ fn nobody_who_reads_waits_for_a_member_that_is_gone() {
         );
         assert_eq!(exist(&client).await, got);
         signal(stopped, Signal::STOP, WaitIdOptions::STOPPED);
-        let exist = exist(&client).await;
-        assert!(exist < got, "{exist} of {got}");
-        // Gets wait for who is silent, which may be sending, and no longer than they may.
+        // Who is silent is waited for, and no longer than a get may take.
         let took = wait_in_vain(&hasty).await;
         assert!(SHORT <= took && took < 5 * SHORT, "{took:?}");
+        let begun = Instant::now();
+        let left = read_all(&client).await;
+        assert!(left < got, "{left} of {got}");
+        // Each by itself would be waited for as long as a request may take.
+        let took = begun.elapsed();
+        assert!(took < CLIENT_TIMEOUT * 4, "{took:?}");
+        assert_eq!(exist(&client).await, left);
         assert_eq!(client.map().members().len(), 3, "no lease was over before");
     });
 }
@@ -269,8 +274,10 @@ const KEYS: usize = 60;
 /// Long enough for all that is read by then, and too long to be waited for.
 const LONG_LEASE_S: u32 = 60;
 const LONG_LEASE: Duration = Duration::from_secs(60);
-/// Less than a request may take that is no get.
-const SHORT: Duration = Duration::from_secs(2);
+/// How long a client tries where nobody says.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Less than who is silent is waited for.
+const SHORT: Duration = Duration::from_secs(1);
 
 fn key(number: usize) -> String {
     format!("key-{number}")

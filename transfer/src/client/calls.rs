@@ -45,6 +45,8 @@ pub(super) struct Shared {
     keeper_sleeps_until: Cell<Time>,
     /// Stops a receive into a call's room.
     pub(super) fence: Signal,
+    /// How often something has come.
+    pub(super) heard: Cell<u64>,
 }
 
 #[derive(Debug)]
@@ -157,7 +159,13 @@ impl Shared {
             keeper: Signal::default(),
             keeper_sleeps_until: Cell::new(Time::MAX),
             fence: Signal::default(),
+            heard: Cell::new(0),
         }
+    }
+
+    /// Something has come.
+    pub(super) fn hear(&self) {
+        self.heard.set(self.heard.get() + 1);
     }
 
     pub(super) fn must_wait(&self) -> bool {

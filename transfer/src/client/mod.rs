@@ -302,6 +302,13 @@ impl Connection {
         .await
     }
 
+    /// How often something has come from the peer, a part of a reply's payload too. Where it is the same as a while ago, the
+    /// peer has said nothing since.
+    #[must_use]
+    pub fn heard(&self) -> u64 {
+        self.shared.heard.get()
+    }
+
     /// Whether another call can be started at once.
     pub(crate) fn has_slot(&self) -> bool {
         !self.shared.must_wait()

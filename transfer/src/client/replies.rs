@@ -55,6 +55,7 @@ impl Asking {
 impl Sink for Asking {
     fn on_frame(&mut self, frame: FrameView<'_>) -> Result<(), CloseReason> {
         let FrameView { header, body } = frame;
+        self.shared.hear();
         match header.kind {
             FrameKind::Response => {}
             FrameKind::Goaway => return Err(CloseReason::Peer),
@@ -86,6 +87,7 @@ impl Sink for Asking {
     }
 
     fn on_staged(&mut self, id: RequestId, offset: usize, bytes: &[u8]) {
+        self.shared.hear();
         let mut state = self.shared.state.borrow_mut();
         if let Some(waiter) = state.waiter(id)
             && waiter.reply.is_some()
@@ -108,7 +110,10 @@ impl Sink for Asking {
             .take()
     }
 
-    fn give_back(&mut self, id: RequestId, room: Room, _stopped: bool) -> Result<(), CloseReason> {
+    fn give_back(&mut self, id: RequestId, room: Room, stopped: bool) -> Result<(), CloseReason> {
+        if !stopped {
+            self.shared.hear();
+        }
         let mut borrowed = self.shared.state.borrow_mut();
         let state = &mut *borrowed;
         let index = *state

@@ -4,15 +4,18 @@
 //! not found, in less than that, so a read does not wait for it: that nobody can be asked is as good as that nobody knows.
 //!
 //! ```text
-//!                 cannot be reached for REACH_WAIT, or a lookup got no answer for SILENT_WAIT
+//!                 cannot be reached for REACH_WAIT, or said nothing to a read for SILENT_WAIT
 //!   in reach -------------------------------------------------------------------------------> out of reach
 //!      ^                                                                                           |
 //!      +---------------------------- any answer, or a map without it ------------------------------+
 //! ```
 //!
 //! What is read of a seat that is out of reach is unknown at once where it refuses, and soon where it is silent: each
-//! `SILENT_WAIT` one lookup waits for it as long as if it were in reach, so that a seat whose answers take long is found
+//! `SILENT_WAIT` one read waits for it as long as if it were in reach, so that a seat whose answers take long is found
 //! to be there. Writes and removals wait for the next map, as long as they have.
+//!
+//! A lookup waits so long for its answer. A get waits as long as anything comes from who was asked, since its bytes may be
+//! on their way behind others.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -26,15 +29,15 @@ use crate::placement::{Seat, has_seat};
 /// How long a seat is tried that cannot be reached, before what is read of it is unknown: it may be starting anew, or
 /// the next map on its way.
 pub const REACH_WAIT: Duration = Duration::from_millis(250);
-/// How long a lookup waits for a seat that says nothing: longer than it would take behind all that a connection has under
-/// way, also where processors are scarce.
+/// How long a read waits for a seat that says nothing: longer than an answer would take behind all that a connection has
+/// under way, also where processors are scarce.
 pub const SILENT_WAIT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
     /// From then on it is out of reach.
     begins: Time,
-    /// When a lookup last began to wait for it as long as if it were in reach.
+    /// When a read last began to wait for it as long as if it were in reach.
     tried: Time,
 }
 
@@ -54,18 +57,17 @@ impl Reach {
         self.troubles.retain(|seat, _| has_seat(map, *seat));
     }
 
-    /// There is no connection to it. Whether it is out of reach.
-    pub(super) fn is_refused(&mut self, now: Time, seat: Seat) -> bool {
-        now >= self.trouble(now, seat, REACH_WAIT).begins
+    /// There is no connection to it, or it says nothing, and that has been so `for_time`. Whether it is out of reach.
+    pub(super) fn is_refused(&mut self, now: Time, seat: Seat, for_time: Duration) -> bool {
+        now >= self.trouble(now, seat, REACH_WAIT.saturating_sub(for_time))
     }
 
     /// A lookup has waited for it as long as it may.
     pub(super) fn is_silent(&mut self, now: Time, seat: Seat) {
-        let trouble = self.trouble(now, seat, Duration::ZERO);
-        trouble.begins = trouble.begins.min(now);
+        self.trouble(now, seat, Duration::ZERO);
     }
 
-    /// How long a lookup that is sent to it now waits for an answer.
+    /// How long a read that is sent to it now waits for it to say something.
     pub(super) fn patience(&mut self, now: Time, seat: Seat) -> Duration {
         match self.troubles.get_mut(&seat) {
             Some(trouble) if now >= trouble.begins && now < trouble.tried + SILENT_WAIT => RESEND,
@@ -77,9 +79,12 @@ impl Reach {
         }
     }
 
-    fn trouble(&mut self, now: Time, seat: Seat, wait: Duration) -> &mut Trouble {
+    /// It is out of reach after `wait` at the latest: when it is.
+    fn trouble(&mut self, now: Time, seat: Seat, wait: Duration) -> Time {
         let (begins, tried) = (now + wait, now);
-        (self.troubles.entry(seat)).or_insert(Trouble { begins, tried })
+        let trouble = (self.troubles.entry(seat)).or_insert(Trouble { begins, tried });
+        trouble.begins = trouble.begins.min(begins);
+        trouble.begins
     }
 }
 
@@ -105,10 +110,26 @@ mod tests {
         let mut reach = Reach::default();
         let refusals = [(0, false), (249, false), (250, true), (9000, true)];
         for (ms, is_out) in refusals {
-            assert_eq!(reach.is_refused(at(ms), SEAT), is_out, "{ms} ms");
+            let is_refused = reach.is_refused(at(ms), SEAT, Duration::ZERO);
+            assert_eq!(is_refused, is_out, "{ms} ms");
         }
         reach.answered(SEAT);
-        assert!(!reach.is_refused(at(9001), SEAT), "it was there meanwhile");
+        let is_refused = reach.is_refused(at(9001), SEAT, Duration::ZERO);
+        assert!(!is_refused, "it was there meanwhile");
+    }
+
+    #[test]
+    fn who_was_tried_for_long_is_out_of_reach_at_once() {
+        let mut reach = Reach::default();
+        let tried = |ms| Duration::from_millis(ms);
+        assert!(!reach.is_refused(at(0), SEAT, tried(0)));
+        assert!(!reach.is_refused(at(10), SEAT, tried(200)));
+        assert!(
+            reach.is_refused(at(60), SEAT, tried(0)),
+            "200 ms of it over"
+        );
+        reach.answered(SEAT);
+        assert!(reach.is_refused(at(70), SEAT, tried(250)));
     }
 
     #[test]
@@ -128,7 +149,7 @@ mod tests {
             assert_eq!(reach.patience(at(ms), SEAT), wait, "{ms} ms");
         }
         assert!(
-            reach.is_refused(at(5001), SEAT),
+            reach.is_refused(at(5001), SEAT, Duration::ZERO),
             "it is out of reach already"
         );
         reach.answered(SEAT);

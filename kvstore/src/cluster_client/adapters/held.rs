@@ -222,7 +222,7 @@ pub(in crate::cluster_client) async fn fetch(
         Box::pin(reading::bring(asking, &rail, &reach, ranges, into)).await
     };
     let Some(room) = room else {
-        return Ok((Called::Unanswered, None));
+        return Ok((Called::Unanswered(Duration::ZERO), None));
     };
     let fault = match brought {
         Ok(len) if time::now() < place.until => {

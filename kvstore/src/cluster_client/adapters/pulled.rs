@@ -120,7 +120,9 @@ async fn pulled(
     let (called, _) = called_of(asking, seat, version, answered.await);
     let status = match &called {
         Called::Reply(_, reply) => Status::from_code(reply.status),
-        Called::Unsent | Called::Unanswered | Called::Never(_) => return Some(called),
+        Called::Unsent(_) | Called::Unanswered(_) | Called::Never(_) => {
+            return Some(called);
+        }
     };
     match status {
         // It is of an earlier version.

@@ -125,7 +125,7 @@ async fn by_message(
             request.as_mut().poll(cx).map(Some)
         }),
     );
-    let unanswered = Some(Called::Unanswered);
+    let unanswered = Some(Called::Unanswered(Duration::ZERO));
     match ended.await {
         Ok(None) => {
             request.is_answered();

@@ -132,7 +132,7 @@ pub(super) async fn read(
             tracing::debug!(?seat, ?brought, "bytes are not read");
             return match room {
                 Some(room) => Err(NotBrought::Failed(room)),
-                None => Ok((Called::Unanswered, None)),
+                None => Ok((Called::Unanswered(Duration::ZERO), None)),
             };
         }
     };
