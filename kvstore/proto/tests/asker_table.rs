@@ -333,7 +333,22 @@ fn bytes_are_asked_of_who_can_be_reached() {
     assert!(matches!(out[..], [AskerAction::Done(_, Outcome::Unknown)]));
 }
 
-/// A lookup does not wait for who says nothing; a get does, since its bytes may be on their way.
+/// A get of who says nothing waits until it is told that nothing else comes from there either.
+#[test]
+fn gets_wait_while_anything_comes() {
+    let mut asker = asker();
+    let request = requests(&begin(&mut asker, Wish::Get))[0];
+    let mut out = Vec::new();
+    let silent = Time::ZERO + SILENT_WAIT;
+    asker.on_tick(silent, &mut out);
+    assert_eq!(requests(&out), [request], "asked again");
+    out.clear();
+    asker.on_unreached(silent, request, SILENT_WAIT, &mut out);
+    assert!(matches!(out[..], [AskerAction::Done(_, Outcome::Unknown)]));
+    assert_eq!(asker.patience(silent, SEAT), RESEND);
+}
+
+/// A lookup does not wait for who says nothing; a get does.
 #[test]
 fn lookups_do_not_wait_for_who_is_silent() {
     let mut asker = asker();

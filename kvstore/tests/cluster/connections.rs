@@ -5,12 +5,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::{ClusterClient, ClusterClientOptions};
+use lunette_kvstore_proto::asker::SILENT_WAIT;
 use lunette_kvstore_proto::message::FormatVersions;
 use lunette_runtime::sim::{World, WorldOptions};
-use lunette_runtime::{CoreOptions, time};
+use lunette_runtime::{CoreOptions, spawn_local, time};
 
 use super::on_each_driver::run;
-use super::scene::{eventually, key};
+use super::scene::{Scene, eventually, key};
 use super::strangers::{Counts, Stranger};
 
 const NODES: u64 = 5;
@@ -118,4 +119,34 @@ fn nodes_are_asked_for_their_statistics_at_the_same_time() {
             assert!(stat.is_ok(), "{seat:?}: {stat:?}");
         }
     });
+}
+
+/// Bytes that come are waited for, for longer than who says nothing would be, and so is what comes behind them.
+#[test]
+fn what_comes_slowly_is_waited_for() {
+    const LEN: usize = 1_500_000;
+    let options = WorldOptions {
+        bytes_per_second: 500_000,
+        ..WorldOptions::default()
+    };
+    let mut world = World::new(1, options);
+    let process = world.start(IpAddr::V4(Ipv4Addr::LOCALHOST), 1, CoreOptions::default());
+    let done = world.spawn(process, 0, || async {
+        let mut scene = Scene::of(1, 16 << 20).await;
+        scene.set_client_timeout(Duration::from_secs(60));
+        let client = Rc::new(scene.client().await);
+        for n in 0..2 {
+            scene.put(&client, n, n, LEN).await;
+        }
+        let begun = time::now();
+        let (scene, other) = (Rc::new(scene), Rc::clone(&client));
+        let beside = Rc::clone(&scene);
+        let first = spawn_local(async move { beside.expect(&other, 0, LEN).await });
+        scene.expect(&client, 1, LEN).await;
+        first.await.expect("it has them");
+        let took = time::now().since(begun);
+        assert!(took > 2 * SILENT_WAIT, "{took:?}");
+    });
+    let until = world.now() + Duration::from_secs(100);
+    assert!(world.run_until(until, || done.is_there()), "it ends");
 }
