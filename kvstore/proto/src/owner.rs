@@ -65,7 +65,7 @@ use crate::placement::{Seat, has_seat, home_of};
 use crate::sorted::{Sorted, Spread};
 use crate::version::CopyInfo;
 
-pub use copies::{EvictRefusal, Read};
+pub use copies::{EvictRefusal, Read, Sought};
 use holds::Holds;
 use kept::Kept;
 pub use limits::{ANSWERED_KEEP, HOLD_MAX, OwnerLimits, RESEND};

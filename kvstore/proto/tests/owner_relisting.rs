@@ -9,7 +9,7 @@ use lunette_cluster_proto::fence::{Fence, NamespaceKind};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{AskerId, CopyPage, CopyPlace, ToOwner};
-use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, Read, WriteAsk};
+use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, Read, Sought, WriteAsk};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
@@ -276,7 +276,11 @@ fn what_a_former_life_left_is_told_like_that_of_one_who_was_away() {
     );
     let told = page.copies.iter().map(|(key, _)| *key);
     assert_eq!(told.collect::<BTreeSet<_>>(), keys(25));
-    let read = |bench: &mut Bench, n| bench.owner.read(bench.now, key(n), None, NAMESPACE);
+    let read = |bench: &mut Bench, n| {
+        bench
+            .owner
+            .read(bench.now, key(n), Sought::Latest(Epoch(6)), NAMESPACE)
+    };
     assert_eq!(
         read(&mut bench, 7),
         Read::Unavailable,

@@ -292,15 +292,16 @@ impl MemberCore {
         }
     }
 
-    /// Lists some of what came. Who reads by itself does not hear that this node is cut off: then nothing is listed.
+    /// Lists some of what came. Who reads by itself does not hear that this node is cut off, or was: then nothing is listed.
     pub(super) fn list_some(&self) {
         let mut unlisted = self.unlisted.borrow_mut();
         if unlisted.is_empty() {
             return;
         }
         let count = unlisted.len().min(LISTED_PER_TICK_MAX);
-        let is_served = self.is_leased() && !self.has_left();
         let machines = self.machines().borrow();
+        let is_judged = machines.owner.away_since().is_none();
+        let is_served = self.is_leased() && !self.has_left() && is_judged;
         let mut bytes = self.bytes().borrow_mut();
         for place in unlisted.drain(..count) {
             if is_served && machines.owner.copy(place).is_some() {

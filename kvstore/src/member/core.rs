@@ -16,11 +16,11 @@ use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::NodeState;
 use lunette_kvstore_proto::message::directory::{Answer, Ask, AskerId, CopyPlace, HoldWish, OpId};
 use lunette_kvstore_proto::owner::{
-    EvictRefusal, FreeCause, Owner, OwnerLimits, OwnerStats, Read, WriteAnswer, WriteAsk,
+    EvictRefusal, FreeCause, Owner, OwnerLimits, OwnerStats, Read, Sought, WriteAnswer, WriteAsk,
 };
 use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_kvstore_proto::shard::ShardLimits;
-use lunette_kvstore_proto::version::{CopyInfo, Version};
+use lunette_kvstore_proto::version::CopyInfo;
 use lunette_runtime::arena::Arena;
 use lunette_runtime::{Signal, time};
 use lunette_runtime_core::ids::RequestId;
@@ -301,7 +301,14 @@ impl MemberCore {
         let capacity_bytes = self.bytes.borrow().limits().high_watermark_bytes();
         (self.taking).on_map(time::now(), map, self.seat, capacity_bytes);
         self.post.retain(|seat| has_seat(map, seat));
-        self.at_owner(self.seat, |owner, now, out| owner.on_map(now, map, out));
+        let is_away = self.at_owner(self.seat, |owner, now, out| {
+            owner.on_map(now, map, out);
+            owner.away_since().is_some()
+        });
+        if is_away {
+            // What has not been judged is not to be read by who does not ask.
+            self.bytes.borrow().hide_all();
+        }
         self.at_home(|home, now, out| home.on_map(now, map, out));
         self.grouping.on_map(map);
         self.on_map_of_credit(map);
@@ -470,16 +477,20 @@ impl MemberCore {
         self.settle();
     }
 
-    /// Reads a copy: this version, or the latest that is served here.
-    pub(crate) fn read(
-        &self,
-        key: Key<'_>,
-        version: Option<Version>,
-        namespace: NamespaceKind,
-    ) -> Read {
+    /// Reads a copy.
+    pub(crate) fn read(&self, key: Key<'_>, sought: Sought, namespace: NamespaceKind) -> Read {
         let fingerprint = key.fingerprint();
         self.at_owner(self.seat, |owner, now, _| {
-            owner.read(now, fingerprint, version, namespace)
+            owner.read(now, fingerprint, sought, namespace)
+        })
+    }
+
+    /// Reads the latest copy, for who knows no later map than this core.
+    pub(crate) fn read_here(&self, key: Key<'_>, namespace: NamespaceKind) -> Read {
+        let fingerprint = key.fingerprint();
+        self.at_owner(self.seat, |owner, now, _| {
+            let sought = Sought::Latest(owner.epoch());
+            owner.read(now, fingerprint, sought, namespace)
         })
     }
 

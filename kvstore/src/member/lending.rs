@@ -170,7 +170,7 @@ impl MemberCore {
             place,
             info,
             is_cut_off,
-        } = self.read(key, None, namespace)
+        } = self.read_here(key, namespace)
         else {
             return None;
         };

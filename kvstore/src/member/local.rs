@@ -163,7 +163,7 @@ impl MemberCore {
         if self.has_left() {
             return None;
         }
-        let Read::Served { place, info, .. } = self.read(key, None, namespace) else {
+        let Read::Served { place, info, .. } = self.read_here(key, namespace) else {
             return None;
         };
         if info.form == Form::Striped {
@@ -187,7 +187,7 @@ impl MemberCore {
             return Here::Unsure;
         }
         let mut counting = self.counts.begin(Op::Find.code());
-        let here = match self.read(key, None, namespace) {
+        let here = match self.read_here(key, namespace) {
             Read::Served {
                 place,
                 info,

@@ -36,6 +36,8 @@ pub enum Mutant {
     BarrierSkipped,
     /// Some tombstones are not kept.
     TombstoneLost,
+    /// A member that was away speaks of what it has before that has been judged.
+    UnjudgedServed,
     /// Nobody heeds the end of its lease.
     FenceIgnored,
     /// What is held is evicted like anything else.
@@ -74,13 +76,14 @@ pub enum Mutant {
 
 impl Mutant {
     /// Those of the home protocol, which its own simulation is to find.
-    pub const HOME: [(&'static str, Self); 11] = [
+    pub const HOME: [(&'static str, Self); 12] = [
         ("claim-unchecked", Self::ClaimUnchecked),
         ("direct-unchecked", Self::DirectUnchecked),
         ("publish-unclaimed", Self::PublishUnclaimed),
         ("retract-unrecorded", Self::RetractUnrecorded),
         ("barrier-skipped", Self::BarrierSkipped),
         ("tombstone-lost", Self::TombstoneLost),
+        ("unjudged-served", Self::UnjudgedServed),
         ("fence-ignored", Self::FenceIgnored),
         ("hold-ignored", Self::HoldIgnored),
         ("surplus-miscounted", Self::SurplusMiscounted),

@@ -13,7 +13,7 @@ use super::limits::HOLD_MAX;
 use super::{FreeCause, Out, Owner, OwnerAction, WriteAnswer};
 use crate::key::Fingerprint;
 use crate::message::directory::{Answer, AskerId, CopyPlace, Found, HoldWish, OpId, ToHome};
-use crate::placement::{Seat, home_of};
+use crate::placement::{Seat, has_seat, home_of};
 use crate::version::{CopyInfo, Generation, Version};
 
 /// Where a copy is in its life.
@@ -114,6 +114,15 @@ pub enum Read {
     Unavailable,
 }
 
+/// Which copy of a key a read is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sought {
+    /// This version: its home has named it.
+    Version(Version),
+    /// The latest, for somebody who knows the map of this epoch, and has not asked the home.
+    Latest(Epoch),
+}
+
 /// Why a copy is not evicted.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum EvictRefusal {
@@ -129,19 +138,23 @@ pub enum EvictRefusal {
 }
 
 impl Owner {
-    /// Reads a key: that version, or the latest that is served here.
+    /// Reads a key: that version, or the latest that is served here without its home being asked.
     pub fn read(
         &mut self,
         now: Time,
         key: Fingerprint,
-        version: Option<Version>,
+        sought: Sought,
         namespace: NamespaceKind,
     ) -> Read {
         let Ok(standing) = self.permit(now, namespace, Act::Read) else {
             return Read::Unavailable;
         };
-        let Some(version) = version.or_else(|| self.copies.latest(key)) else {
-            return Read::Absent;
+        let version = match sought {
+            Sought::Version(version) => version,
+            Sought::Latest(epoch) => match self.latest(now, key, epoch) {
+                Some(version) => version,
+                None => return Read::Absent,
+            },
         };
         let place = CopyPlace { key, version };
         match self.copies.get(place) {
@@ -152,6 +165,20 @@ impl Owner {
             },
             _ => Read::Absent,
         }
+    }
+
+    /// The latest version that may be spoken of without its home being asked.
+    ///
+    /// Of a member that was away, none is before all that it has is judged: it may have been removed meanwhile, and its home knows.
+    /// Who is cut off may speak of all that it has, where it may speak at all, to who knows no later map: one that does knows
+    /// that it is a member again, or is not.
+    pub(super) fn latest(&self, now: Time, key: Fingerprint, epoch: Epoch) -> Option<Version> {
+        let is_member = has_seat(&self.map, self.seat) && self.fence.is_leased(now);
+        let is_sure = match is_member {
+            true => self.away_since.is_none() || mutant::is_on(Mutant::UnjudgedServed),
+            false => epoch <= self.map.epoch(),
+        };
+        self.copies.latest(key).filter(|_| is_sure)
     }
 
     /// Answers a lookup that a home forwarded.
@@ -165,7 +192,7 @@ impl Owner {
         out: Out<'_>,
     ) {
         let CopyPlace { key, version } = place;
-        let info = match self.read(now, key, Some(version), namespace) {
+        let info = match self.read(now, key, Sought::Version(version), namespace) {
             Read::Served { info, .. } => info,
             Read::Unavailable => {
                 out.push(OwnerAction::Answer(asker, request, Answer::Unavailable));

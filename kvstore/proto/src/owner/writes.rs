@@ -184,10 +184,8 @@ impl Owner {
         if self.permit(now, ask.namespace, act_of(ask.kind)).is_err() {
             return Some(WriteAnswer::Unavailable);
         }
-        let is_settled = self.away_since.is_none() || ask.namespace == NamespaceKind::Cache;
-        if let (WriteKind::Put, true, Some(version)) =
-            (ask.kind, is_settled, self.copies.latest(ask.key))
-        {
+        let latest = self.latest(now, ask.key, self.map.epoch());
+        if let (WriteKind::Put, Some(version)) = (ask.kind, latest) {
             return Some(WriteAnswer::Exists { version });
         }
         if is_busy {

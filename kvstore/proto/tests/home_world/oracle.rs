@@ -140,6 +140,12 @@ impl Oracle {
         self.operations.insert((asker, id), operation);
     }
 
+    /// Whether somebody wants an object's bytes.
+    pub(crate) fn is_get(&self, asker: usize, id: OperationId) -> bool {
+        let operation = self.operations.get(&(asker, id));
+        operation.is_some_and(|operation| matches!(operation.what, What::Get))
+    }
+
     /// An operation has ended. `is_cut_off`: whoever served the bytes said so.
     pub(crate) fn end(
         &mut self,

@@ -10,12 +10,13 @@ use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, Content, CopyPage, CopyPlace, OpId, SeatMessage, ToHome, ToOwner,
     ToPeer,
 };
-use lunette_kvstore_proto::owner::{Outbox, OwnerAction, Read, WriteAnswer, WriteAsk};
-use lunette_kvstore_proto::placement::{Seat, seat_at};
+use lunette_kvstore_proto::owner::{Outbox, OwnerAction, Read, Sought, WriteAnswer, WriteAsk};
+use lunette_kvstore_proto::placement::{Seat, has_seat, seat_at};
 use lunette_kvstore_proto::version::{CopyInfo, Version, WriteKind};
 use lunette_runtime_core::ids::{NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
+use super::node::Node;
 use super::{Event, World};
 
 #[derive(Clone)]
@@ -29,6 +30,8 @@ pub(crate) enum Mail {
     Answer(usize, Seat, RequestId, Answer),
     Read(usize, Seat, RequestId, Fingerprint, Version),
     ReadAnswer(usize, Seat, RequestId, ReadAnswer, (u64, bool)),
+    /// What was asked of a home, which has it, and sends it at once.
+    Brought(usize, Seat, RequestId, Version, (u64, bool)),
     /// The same.
     Write(usize, Seat, RequestId, WriteAsk, u64, RequestId),
     Written(usize, Seat, RequestId, WriteAnswer),
@@ -50,6 +53,7 @@ impl Mail {
             | Self::Answer(asker, seat, ..)
             | Self::Read(asker, seat, ..)
             | Self::ReadAnswer(asker, seat, ..)
+            | Self::Brought(asker, seat, ..)
             | Self::Write(asker, seat, ..)
             | Self::Written(asker, seat, ..) => (beside(asker), of(seat)),
         }
@@ -141,6 +145,7 @@ impl World {
                     home.on_peer(now, from, epoch, item, out)
                 });
             }
+            Mail::Ask(asker, to, epoch, ask, _) if self.bring(asker, to, epoch, &ask) => {}
             Mail::Ask(asker, to, epoch, ask, over) => {
                 let id = self.askers[asker].machine.id();
                 let mut compared = None;
@@ -171,6 +176,9 @@ impl World {
             }
             Mail::ReadAnswer(asker, _, request, answer, read) => {
                 self.at_asker_reading(asker, request, answer, read);
+            }
+            Mail::Brought(asker, from, request, version, read) => {
+                self.at_asker_brought(asker, request, (from, version), read);
             }
             Mail::Write(asker, to, request, ask, value, over) => {
                 let id = self.askers[asker].machine.id();
@@ -377,7 +385,7 @@ impl World {
         let namespace = self.namespace;
         let mut read = Read::Absent;
         self.at_owner(to, |owner, now, _| {
-            read = owner.read(now, key, Some(version), namespace)
+            read = owner.read(now, key, Sought::Version(version), namespace)
         });
         let Some(node) = self.index_of(to) else {
             return;
@@ -394,6 +402,47 @@ impl World {
             Read::Unavailable => (ReadAnswer::Unavailable, (0, false)),
         };
         self.post(Mail::ReadAnswer(asker, to, request, answer, bytes));
+    }
+
+    /// As a core does that is asked for an object's bytes, and has them, whether it is the home or not.
+    fn bring(&mut self, asker: usize, to: Seat, epoch: Epoch, ask: &Ask) -> bool {
+        let Ask::Lookup {
+            request,
+            key,
+            hold: None,
+            ..
+        } = *ask
+        else {
+            return false;
+        };
+        let id = self.askers[asker].machine.operation_of(request);
+        let Some(node) = self.index_of(to) else {
+            return false;
+        };
+        if !id.is_some_and(|id| self.oracle.is_get(asker, id)) {
+            return false;
+        }
+        let namespace = self.namespace;
+        let mut read = Read::Absent;
+        self.at_owner(to, |owner, now, _| {
+            read = owner.read(now, key, Sought::Latest(epoch), namespace)
+        });
+        let Read::Served {
+            place, is_cut_off, ..
+        } = read
+        else {
+            return false;
+        };
+        let local = self.nodes[node].local(self.now);
+        let Node { fence, map, .. } = &self.nodes[node];
+        let is_member = fence.is_leased(local) && has_seat(map, to);
+        let core = &self.nodes[node].cores[usize::from(to.core.0)];
+        let value = *core.stored.get(&place).expect("what is served is there");
+        // A member may say so only to who is as far behind as itself.
+        let is_excused = !is_member || epoch < map.epoch();
+        let read = (value, is_cut_off && is_excused);
+        self.post(Mail::Brought(asker, to, request, place.version, read));
+        true
     }
 
     /// As a task of the very core puts: in one step, if nothing is in the way.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_kvstore_proto::asker::{Asker, AskerAction, OperationId, Outcome, ReadAnswer, Wish};
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::{CopyPlace, HoldWish, Only};
+use lunette_kvstore_proto::message::directory::{Answer, CopyPlace, Found, HoldWish, Only};
 use lunette_kvstore_proto::owner::{EvictRefusal, WriteAsk};
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::retention::Retention;
@@ -203,6 +203,33 @@ impl World {
         self.at_asker(asker, |machine, now, out| {
             machine.on_read(now, request, answer, out)
         });
+    }
+
+    pub(crate) fn at_asker_brought(
+        &mut self,
+        asker: usize,
+        request: RequestId,
+        (from, version): (Seat, Version),
+        read: (u64, bool),
+    ) {
+        let found = Found {
+            version,
+            form: Form::Whole,
+            len_bytes: 0,
+            crc32c: 0,
+            held_ms: 0,
+            owners: vec![from],
+        };
+        let mut out = Vec::new();
+        let machine = &mut self.askers[asker].machine;
+        machine.on_answer(self.now, request, Answer::Found(found), &mut out);
+        match out[..] {
+            [AskerAction::Read { request, .. }] => {
+                self.at_asker_reading(asker, request, ReadAnswer::Bytes, read);
+            }
+            // It was a lookup, or is over.
+            _ => self.do_asker(asker, out),
+        }
     }
 
     pub(crate) fn tick_asker(&mut self, asker: usize) {

@@ -7,7 +7,7 @@ use lunette_kvstore_proto::message::directory::{
     Reach, ReachMessage, Reached, ReadMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Status};
-use lunette_kvstore_proto::owner::Read;
+use lunette_kvstore_proto::owner::{Read, Sought};
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::version::{Form, Version};
 use lunette_transfer::{ConnectionId, Intake, RequestHead, Response};
@@ -40,7 +40,11 @@ impl MemberService {
         let message = GetMessage::decode(rest).map_err(bad_request)?;
         let version = version_of(rest)?;
         self.check(message.to)?;
-        let read = self.core.read(message.key, None, message.namespace);
+        let read = self.core.read(
+            message.key,
+            Sought::Latest(message.epoch),
+            message.namespace,
+        );
         match self.describe(version, &wish, message.key, read, &message.ranges) {
             Some(response) => Ok(Intake::Answer(response)),
             None => self.find(rest, counting),
@@ -57,7 +61,11 @@ impl MemberService {
         let message = ReadMessage::decode(rest).map_err(bad_request)?;
         let version = version_of(rest)?;
         self.check(message.to)?;
-        let read = (self.core).read(message.key, Some(message.version), message.namespace);
+        let read = (self.core).read(
+            message.key,
+            Sought::Version(message.version),
+            message.namespace,
+        );
         match self.describe(version, &wish, message.key, read, &message.ranges) {
             Some(response) => Ok(Intake::Answer(response)),
             None => self.read(rest, counting),
@@ -106,7 +114,11 @@ impl MemberService {
         let message = GetMessage::decode(rest).map_err(bad_request)?;
         let version = version_of(rest)?;
         self.check(message.to)?;
-        let read = self.core.read(message.key, None, message.namespace);
+        let read = self.core.read(
+            message.key,
+            Sought::Latest(message.epoch),
+            message.namespace,
+        );
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.reach(request.connection, version, &wish, wanted) {
             Some(response) => Ok(Intake::Answer(response)),
@@ -125,7 +137,11 @@ impl MemberService {
         let message = ReadMessage::decode(rest).map_err(bad_request)?;
         let version = version_of(rest)?;
         self.check(message.to)?;
-        let read = (self.core).read(message.key, Some(message.version), message.namespace);
+        let read = (self.core).read(
+            message.key,
+            Sought::Version(message.version),
+            message.namespace,
+        );
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.reach(request.connection, version, &wish, wanted) {
             Some(response) => Ok(Intake::Answer(response)),
@@ -224,7 +240,9 @@ impl MemberService {
             place,
             info,
             is_cut_off: false,
-        } = self.core.read(key, Some(version), message.namespace)
+        } = self
+            .core
+            .read(key, Sought::Version(version), message.namespace)
         else {
             return None;
         };

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{GatherMessage, Gathered, Peek};
 use lunette_kvstore_proto::message::{Op, Status};
-use lunette_kvstore_proto::owner::Read;
+use lunette_kvstore_proto::owner::{Read, Sought};
 use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::Form;
 use lunette_runtime::net::Pin;
@@ -104,7 +104,10 @@ impl MemberService {
         (room_bytes, key): (u32, Key<'_>),
         gathering: &mut Gathering,
     ) -> Gathered {
-        match self.core.read(key, None, message.namespace) {
+        match self
+            .core
+            .read(key, Sought::Latest(message.epoch), message.namespace)
+        {
             Read::Served {
                 place,
                 info,

@@ -8,7 +8,7 @@ use lunette_kvstore_proto::message::directory::{
     ReadMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Status};
-use lunette_kvstore_proto::owner::Read;
+use lunette_kvstore_proto::owner::{Read, Sought};
 use lunette_kvstore_proto::range::ByteRange;
 use lunette_kvstore_proto::version::Form;
 use lunette_runtime::arena::Region;
@@ -63,7 +63,11 @@ impl MemberService {
         self.core
             .pushing()
             .check(request.connection, wish.connection)?;
-        let read = self.core.read(message.key, None, message.namespace);
+        let read = self.core.read(
+            message.key,
+            Sought::Latest(message.epoch),
+            message.namespace,
+        );
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.push(request.connection, version, &wish, wanted, counting) {
             Some(later) => Ok(Intake::Later(later)),
@@ -85,7 +89,11 @@ impl MemberService {
         self.core
             .pushing()
             .check(request.connection, wish.connection)?;
-        let read = (self.core).read(message.key, Some(message.version), message.namespace);
+        let read = (self.core).read(
+            message.key,
+            Sought::Version(message.version),
+            message.namespace,
+        );
         let wanted = (message.key, read, message.ranges.as_slice());
         match self.push(request.connection, version, &wish, wanted, counting) {
             Some(later) => Ok(Intake::Later(later)),

@@ -8,7 +8,7 @@ use lunette_kvstore_proto::message::directory::{
     PeekMessage, PeekReply, ReadMessage, StripedReply,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Status};
-use lunette_kvstore_proto::owner::Read;
+use lunette_kvstore_proto::owner::{Read, Sought};
 use lunette_kvstore_proto::range::{ByteRange, total_bytes};
 use lunette_kvstore_proto::shard::EntryId;
 use lunette_kvstore_proto::version::{Form, Version};
@@ -54,7 +54,11 @@ impl MemberService {
         let version = version_of(body)?;
         self.check(message.to)?;
         check_total(&message.ranges)?;
-        let read = self.core.read(message.key, None, message.namespace);
+        let read = self.core.read(
+            message.key,
+            Sought::Latest(message.epoch),
+            message.namespace,
+        );
         if let Some(response) = self.bytes_of(version, message.key, read, &message.ranges) {
             return Ok(Intake::Answer(response));
         }
@@ -109,7 +113,11 @@ impl MemberService {
         let version = version_of(body)?;
         self.check(message.to)?;
         check_total(&message.ranges)?;
-        let read = (self.core).read(message.key, Some(message.version), message.namespace);
+        let read = (self.core).read(
+            message.key,
+            Sought::Version(message.version),
+            message.namespace,
+        );
         if read == Read::Unavailable {
             return Err(Status::Unavailable);
         }

@@ -61,7 +61,7 @@ impl MemberService {
             return Ok(reserved(version, ReserveReply::Reserved));
         }
         if message.kind == WriteKind::Put {
-            let read = self.core.read(message.key, None, message.namespace);
+            let read = self.core.read_here(message.key, message.namespace);
             if let Read::Served { place, .. } = read {
                 let exists = ReserveReply::Exists {
                     version: place.version,
