@@ -145,20 +145,9 @@ impl World {
                     home.on_peer(now, from, epoch, item, out)
                 });
             }
-            Mail::Ask(asker, to, epoch, ask, _) if self.bring(asker, to, epoch, &ask) => {}
             Mail::Ask(asker, to, epoch, ask, over) => {
-                let id = self.askers[asker].machine.id();
-                let mut compared = None;
-                self.at_home(to, |home, now, out| {
-                    home.over(now, id, over);
-                    let peeked = peek(home, now, epoch, ask);
-                    home.on_ask(now, id, epoch, ask, out);
-                    compared = compare(peeked, &ask, out);
-                });
-                match compared {
-                    Some(Ok(compared)) => self.oracle.add(compared, 1),
-                    Some(Err(text)) => self.oracle.fail(self.now, &text),
-                    None => {}
+                if !self.bring(asker, to, epoch, &ask) {
+                    self.ask(asker, to, epoch, ask, over);
                 }
             }
             Mail::ToOwner(from, to, epoch, item) => {
@@ -194,6 +183,22 @@ impl World {
                 });
             }
             Mail::Replica(_, to, key, info, value) => self.replicate(to, key, info, value),
+        }
+    }
+
+    fn ask(&mut self, asker: usize, to: Seat, epoch: Epoch, ask: Ask, over: RequestId) {
+        let id = self.askers[asker].machine.id();
+        let mut compared = None;
+        self.at_home(to, |home, now, out| {
+            home.over(now, id, over);
+            let peeked = peek(home, now, epoch, ask);
+            home.on_ask(now, id, epoch, ask, out);
+            compared = compare(peeked, &ask, out);
+        });
+        match compared {
+            Some(Ok(compared)) => self.oracle.add(compared, 1),
+            Some(Err(text)) => self.oracle.fail(self.now, &text),
+            None => {}
         }
     }
 
