@@ -7,7 +7,8 @@
 //!
 //! Nothing else is ever tried again. A removal that may have been done, sent to another home, would
 //! remove what was put since; a put that may have been done would bring back what was removed. So
-//! where it is not known whether a write or a removal was done, the caller is told so, and decides.
+//! where it is not known whether a write or a removal was done, the caller is told so, and decides: when its time is over, or
+//! [`LEFT_WAIT`] after who was asked has left the map.
 //!
 //! A read does not wait for who is out of reach: [`REACH_WAIT`], [`SILENT_WAIT`].
 //!
@@ -39,6 +40,10 @@ pub const OPERATIONS_MAX: usize = 4096;
 pub const RESEND: Duration = Duration::from_millis(80);
 /// How long to wait after an answer that nothing was done.
 pub const PAUSE: Duration = Duration::from_millis(20);
+/// How often an asker that gets no answer wants to know whether there is another map: who was asked may have left.
+pub const MAP_PAUSE: Duration = Duration::from_millis(250);
+/// How long an answer of who has left the map may still be on its way: who leaves in good order answers what it has read.
+pub const LEFT_WAIT: Duration = Duration::from_secs(1);
 /// A write or a removal that did nothing is not sent again when there is no time left for so many answers as the last one, but for
 /// those that took long since who was asked has waited for something: that may be there now, and [`RESEND`] is enough.
 const ANSWERS_LEFT: u32 = 4;
@@ -123,7 +128,7 @@ pub enum AskerAction {
     },
     /// Ask an owner to write.
     Write(Seat, RequestId, WriteAsk),
-    /// The map is older than this: fetch it.
+    /// The map is older than this, or may be: fetch it.
     MapWanted(Epoch),
     /// An operation has ended.
     Done(OperationId, Outcome),
@@ -165,6 +170,8 @@ struct Operation {
     has_no_room: bool,
     /// Of a lookup: until when it waits for who was asked.
     silent_at: Time,
+    /// Of a write or a removal that may have been begun: since when who was asked is not in the map.
+    left_at: Option<Time>,
     /// How long the last answer to a write or a removal took that did nothing.
     answer_took: Duration,
     stage: Stage,
@@ -235,6 +242,8 @@ pub struct Asker {
     operations: BTreeMap<OperationId, Operation>,
     by_request: BTreeMap<RequestId, OperationId>,
     reach: Reach,
+    /// When it last wanted to know whether there is another map.
+    map_wanted: Time,
     last_operation: u64,
     last_request: u64,
 }
@@ -249,6 +258,7 @@ impl Asker {
             operations: BTreeMap::new(),
             by_request: BTreeMap::new(),
             reach: Reach::default(),
+            map_wanted: Time::ZERO,
             last_operation: 0,
             last_request: 0,
         }
@@ -297,6 +307,7 @@ impl Asker {
             epoch: self.map.epoch(),
             has_no_room: false,
             silent_at: until,
+            left_at: None,
             answer_took: Duration::ZERO,
             stage,
             until,
@@ -561,10 +572,38 @@ impl Asker {
                 self.end(id, Outcome::Unknown, out);
                 continue;
             }
-            if operation.is_due(now) && !self.look_elsewhere(now, id) {
+            if !operation.is_due(now) {
+                continue;
+            }
+            if self.is_out_of_hearing(now, id) {
+                self.end(id, Outcome::Interrupted, out);
+            } else if !self.look_elsewhere(now, id) {
+                self.want_map(now, id, out);
                 self.send(now, id, out);
             }
         }
+    }
+
+    /// Nothing has come of what was asked: who was asked may have left the map.
+    fn want_map(&mut self, now: Time, id: OperationId, out: Out<'_>) {
+        let is_unanswered = !matches!(self.operations[&id].stage, Stage::Pausing(_));
+        if is_unanswered && now >= self.map_wanted + MAP_PAUSE {
+            self.map_wanted = now;
+            out.push(AskerAction::MapWanted(Epoch(self.map.epoch().0 + 1)));
+        }
+    }
+
+    /// Whether a write or a removal may have been begun by somebody who left the map so long ago that no answer is to come.
+    fn is_out_of_hearing(&mut self, now: Time, id: OperationId) -> bool {
+        let operation = self.operations.get_mut(&id).expect("under way");
+        let Stage::Asked { seat, .. } = operation.stage else {
+            return false;
+        };
+        if !operation.is_begun || has_seat(&self.map, seat) {
+            operation.left_at = None;
+            return false;
+        }
+        now >= *operation.left_at.get_or_insert(now) + LEFT_WAIT
     }
 
     /// A lookup whose home is gone, or a read whose owner is, begins anew; it repeats nothing.

@@ -7,8 +7,8 @@ use core::time::Duration;
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::asker::{
-    Asker, AskerAction, OPERATIONS_MAX, OperationId, Outcome, PAUSE, REACH_WAIT, RESEND,
-    ReadAnswer, SILENT_WAIT, TooManyOperations, Wish,
+    Asker, AskerAction, LEFT_WAIT, MAP_PAUSE, OPERATIONS_MAX, OperationId, Outcome, PAUSE,
+    REACH_WAIT, RESEND, ReadAnswer, SILENT_WAIT, TooManyOperations, Wish,
 };
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{Answer, AskerId, Found, Only};
@@ -415,6 +415,62 @@ fn copies_of_a_request_are_asked_under_one_map() {
         asker.on_answer(now, RequestId(1), Answer::Stale(Epoch(2)), &mut out);
         asker.on_tick(now + PAUSE, &mut out);
         assert_eq!(asked(&out), [(Epoch(2), 2)], "another request");
+    }
+}
+
+/// Who was asked is asked again, until it has left the map for so long that no answer is to come; whether it has is looked for.
+#[test]
+fn nobody_waits_for_the_answer_of_who_has_left() {
+    let other = MapMember::new(NodeId(2), 1, ([192, 0, 2, 2], 7000).into());
+    let former = MapMember::new(SEAT.node, 1, ([192, 0, 2, 1], 7000).into());
+    let map = |epoch, members| ClusterMap::new(Epoch(epoch), 0, members).expect("a map");
+    for wish in [
+        Wish::Remove(Only::Any),
+        Wish::Write(SEAT, ASK),
+        Wish::WriteOnce(SEAT, ASK),
+    ] {
+        let mut asker = asker();
+        begin(&mut asker, wish);
+        let mut out = Vec::new();
+        let (mut now, mut wanted, mut ended) = (Time::ZERO, 0, None);
+        // It is gone for a while, comes back, and leaves.
+        let maps = [
+            (300, map(2, vec![other])),
+            (1000, map(3, vec![former, other])),
+        ];
+        let mut maps = maps
+            .into_iter()
+            .chain([(1500, map(4, vec![other]))])
+            .peekable();
+        while ended.is_none() && now < END {
+            now = now + Duration::from_millis(10);
+            if let Some((_, map)) =
+                maps.next_if(|(ms, _)| now >= Time::ZERO + Duration::from_millis(*ms))
+            {
+                asker.on_map(&map);
+            }
+            asker.on_tick(now, &mut out);
+            wanted += out
+                .iter()
+                .filter(|action| matches!(action, AskerAction::MapWanted(_)))
+                .count();
+            ended = out.drain(..).find_map(|action| match action {
+                AskerAction::Done(_, outcome) => Some((now, outcome)),
+                _ => None,
+            });
+        }
+        let Some((at, Outcome::Interrupted)) = ended else {
+            panic!("{wish:?}: {ended:?}");
+        };
+        let took = at.since(Time::ZERO + Duration::from_millis(1500));
+        assert!(
+            (LEFT_WAIT..LEFT_WAIT + RESEND * 2).contains(&took),
+            "{wish:?}: {took:?}"
+        );
+        assert!(
+            (6..=10).contains(&wanted),
+            "each {MAP_PAUSE:?} of 2.5 s: {wanted}"
+        );
     }
 }
 
