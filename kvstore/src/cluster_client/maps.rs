@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::proto::map::ClusterMap;
+use lunette_kvstore_proto::asker::MAP_PAUSE;
 use lunette_kvstore_proto::message::{FormatVersions, NodeCard, NodeStat, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::{entropy, time};
@@ -22,6 +23,13 @@ const MAP_TIMEOUT: Duration = Duration::from_secs(1);
 const MAP_LOOK: Duration = Duration::from_secs(5);
 /// Least pause between two looks.
 const LOOK_MIN: Duration = Duration::from_millis(20);
+/// Longest pause between two looks while a newer map is wanted: each is twice as long as the one before that found none.
+const LOOK_PAUSE_MAX: Duration = MAP_PAUSE;
+/// Members that are asked in one look, and that tell the map that is known: what more than these do not know will be known by
+/// the next look.
+const BEHIND_MAX: usize = 3;
+/// Members that are asked in one look, reached or not, before the seeds.
+const ASKED_MAX: usize = 8;
 
 /// The first core of one member, each member by turns, and where it listens; `None` if there are none.
 pub(super) fn any_seat(map: &ClusterMap, turn: u64) -> Option<(Seat, SocketAddr)> {
@@ -91,8 +99,9 @@ fn check(node: SocketAddr, connection: &Connection) -> Result<(), ClusterError> 
     Ok(())
 }
 
-/// Keeps the map new: when it is known to be old, and once in a while.
+/// Keeps the map new: when it is known to be old or may be, and once in a while.
 pub(super) async fn keep(asking: Rc<Asking>, seeds: Vec<SocketAddr>) {
+    let mut pause = LOOK_MIN;
     loop {
         let is_wanted = time::timeout(MAP_LOOK, asking.stale.raised()).await.is_ok();
         let map = if is_wanted {
@@ -100,10 +109,15 @@ pub(super) async fn keep(asking: Rc<Asking>, seeds: Vec<SocketAddr>) {
         } else {
             look(&asking).await
         };
-        if let Some(map) = map {
-            asking.on_map(map);
-        }
-        time::sleep(LOOK_MIN).await;
+        pause = match map {
+            Some(map) => {
+                asking.on_map(map);
+                LOOK_MIN
+            }
+            None if is_wanted => LOOK_PAUSE_MAX.min(pause * 2),
+            None => LOOK_MIN,
+        };
+        time::sleep(pause).await;
     }
 }
 
@@ -115,8 +129,8 @@ async fn look(asking: &Asking) -> Option<ClusterMap> {
     (map.epoch() > asking.map().epoch()).then_some(map)
 }
 
-/// A map of a member of the one known, tried in random order, or else of a seed. The first that is
-/// newer is taken.
+/// A map of a member of the one known, some of which are tried in random order, or else of a seed. The first that is newer
+/// is taken.
 async fn newer(asking: &Asking, seeds: &[SocketAddr]) -> Option<ClusterMap> {
     let known = asking.map();
     let mut members: Vec<Seat> = (known.members().iter())
@@ -126,7 +140,8 @@ async fn newer(asking: &Asking, seeds: &[SocketAddr]) -> Option<ClusterMap> {
             core: CoreIndex(0),
         })
         .collect();
-    while !members.is_empty() {
+    let mut behind = 0;
+    for _ in 0..members.len().min(ASKED_MAX) {
         let count = members.len() as u64;
         let drawn = usize::try_from(entropy() % count).expect("an index");
         let seat = members.swap_remove(drawn);
@@ -137,8 +152,8 @@ async fn newer(asking: &Asking, seeds: &[SocketAddr]) -> Option<ClusterMap> {
             if map.epoch() > known.epoch() {
                 return Some(map);
             }
-            if members.len() < known.members().len() / 2 {
-                // Half of them know no newer one.
+            behind += 1;
+            if behind == BEHIND_MAX {
                 return None;
             }
         }

@@ -121,6 +121,35 @@ fn nodes_are_asked_for_their_statistics_at_the_same_time() {
     });
 }
 
+/// However many there are, and however long one of them is gone.
+#[test]
+fn a_few_members_at_a_time_are_asked_for_a_newer_map() {
+    const MEMBERS: u64 = 20;
+    run(2, || async {
+        let counts = Rc::new(Counts::default());
+        let mut nodes: Vec<_> = (1..MEMBERS)
+            .map(|id| Stranger::start(id, FormatVersions::OURS, &counts))
+            .collect();
+        nodes.push(Stranger::gone(MEMBERS, &counts));
+        let all: Vec<_> = nodes.iter().collect();
+        for node in &nodes {
+            node.join(&all);
+        }
+        let options = ClusterClientOptions::new(vec![nodes[0].address()]);
+        let client = ClusterClient::connect(options).await.expect("a map");
+        let before = counts.maps.get();
+        let keys: Vec<_> = (0..KEYS).map(key).collect();
+        let until = time::now() + Duration::from_secs(1);
+        while time::now() < until {
+            let exist = client.exists(&keys).await;
+            assert_eq!(exist, Ok(vec![false; KEYS]));
+            time::sleep(Duration::from_millis(10)).await;
+        }
+        let asked = counts.maps.get() - before;
+        assert!((3..=24).contains(&asked), "{asked} maps");
+    });
+}
+
 /// Bytes that come are waited for, for longer than who says nothing would be, and so is what comes behind them.
 #[test]
 fn what_comes_slowly_is_waited_for() {

@@ -33,6 +33,8 @@ pub(crate) struct Counts {
     pub(crate) open: Cell<usize>,
     /// Most that were open at a time.
     pub(crate) open_max: Cell<usize>,
+    /// Maps that were asked for.
+    pub(crate) maps: Cell<usize>,
     /// Stats that were asked for.
     pub(crate) stats: Cell<usize>,
     /// None of them is answered before that many were asked for.
@@ -113,13 +115,26 @@ fn damaged() -> Response {
     }
 }
 
+impl Teller {
+    fn new(counts: &Rc<Counts>) -> Rc<Self> {
+        Rc::new(Self {
+            map: RefCell::default(),
+            counts: Rc::clone(counts),
+            open: Cell::new(0),
+        })
+    }
+}
+
 impl Service for Teller {
     type Pending = ();
 
     fn on_request(&self, request: RequestHead<'_>) -> Intake<()> {
         let map = self.map.borrow();
         match (Op::try_from(request.op), map.as_ref()) {
-            (Ok(Op::Map), Some(map)) => Intake::Answer(response(Status::Ok, map.encode())),
+            (Ok(Op::Map), Some(map)) => {
+                self.counts.maps.set(self.counts.maps.get() + 1);
+                Intake::Answer(response(Status::Ok, map.encode()))
+            }
             (Ok(Op::Ask), Some(_)) => {
                 let answer = misses(request.body);
                 // As long as it takes, the connection is in use.
@@ -201,15 +216,21 @@ impl Stranger {
             handshake_timeout: PATIENCE,
             stall_timeout: PATIENCE,
         };
-        let told = Rc::new(Teller {
-            map: RefCell::default(),
-            counts: Rc::clone(counts),
-            open: Cell::new(0),
-        });
+        let told = Teller::new(counts);
         let serving = serve(listener, Rc::clone(&told), options, Drain::default());
         drop(spawn_local(serving));
         let member = MapMember::new(NodeId(id), 1, address);
         Self { member, told }
+    }
+
+    /// One that has ended.
+    pub(crate) fn gone(id: u64, counts: &Rc<Counts>) -> Self {
+        let loopback = "127.0.0.1:0".parse().expect("an address");
+        let address = TcpListener::bind(loopback).expect("a port").local_addr();
+        Self {
+            member: MapMember::new(NodeId(id), 1, address),
+            told: Teller::new(counts),
+        }
     }
 
     pub(crate) const fn address(&self) -> SocketAddr {
