@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_cluster::proto::map::ClusterMap;
+use lunette_cluster::proto::map::{ClusterMap, MapMember};
 use lunette_kvstore_proto::asker::MAP_PAUSE;
 use lunette_kvstore_proto::message::{FormatVersions, NodeCard, NodeStat, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
@@ -129,23 +129,26 @@ async fn look(asking: &Asking) -> Option<ClusterMap> {
     (map.epoch() > asking.map().epoch()).then_some(map)
 }
 
-/// A map of a member of the one known, some of which are tried in random order, or else of a seed. The first that is newer
-/// is taken.
+/// A map of a member of the one known, some of which are tried in random order, or else of a seed that was not tried so. The
+/// first that is newer is taken.
 async fn newer(asking: &Asking, seeds: &[SocketAddr]) -> Option<ClusterMap> {
     let known = asking.map();
-    let mut members: Vec<Seat> = (known.members().iter())
-        .map(|member| Seat {
-            node: member.id,
-            incarnation: member.incarnation,
-            core: CoreIndex(0),
-        })
-        .collect();
-    let mut behind = 0;
+    let mut members: Vec<&MapMember> = known.members().iter().collect();
+    let (mut asked, mut behind) = (Vec::new(), 0);
     for _ in 0..members.len().min(ASKED_MAX) {
         let count = members.len() as u64;
         let drawn = usize::try_from(entropy() % count).expect("an index");
-        let seat = members.swap_remove(drawn);
-        let Ok(connection) = asking.seats.connection(seat).await else {
+        let member = members.swap_remove(drawn);
+        let seat = Seat {
+            node: member.id,
+            incarnation: member.incarnation,
+            core: CoreIndex(0),
+        };
+        let connection = asking.seats.connection(seat).await;
+        if matches!(connection, Ok(_) | Err(SeatFault::Connect(_))) {
+            asked.push(member.address);
+        }
+        let Ok(connection) = connection else {
             continue;
         };
         if let Ok(map) = told(&connection).await {
@@ -158,8 +161,9 @@ async fn newer(asking: &Asking, seeds: &[SocketAddr]) -> Option<ClusterMap> {
             }
         }
     }
-    for &seed in seeds {
-        if let Ok(connection) = connect(seed, asking.seats.linking()).await
+    // Where a member was asked for in vain, somebody else may listen who knows another map.
+    for seed in seeds.iter().filter(|seed| !asked.contains(seed)) {
+        if let Ok(connection) = connect(*seed, asking.seats.linking()).await
             && let Ok(map) = told(&connection).await
             && map.epoch() > known.epoch()
         {
