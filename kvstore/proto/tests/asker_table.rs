@@ -437,11 +437,9 @@ fn nobody_waits_for_the_answer_of_who_has_left() {
         let maps = [
             (300, map(2, vec![other])),
             (1000, map(3, vec![former, other])),
+            (1500, map(4, vec![other])),
         ];
-        let mut maps = maps
-            .into_iter()
-            .chain([(1500, map(4, vec![other]))])
-            .peekable();
+        let mut maps = maps.into_iter().peekable();
         while ended.is_none() && now < END {
             now = now + Duration::from_millis(10);
             if let Some((_, map)) =
