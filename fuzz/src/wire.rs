@@ -33,6 +33,8 @@ pub struct Reached {
     pub calls_done: u32,
     /// Calls that ended by deadline or by being given up.
     pub calls_given_up: u32,
+    /// Calls that the peer has not read.
+    pub calls_unread: u32,
     /// Calls whose memory had to be fenced first.
     pub calls_fenced: u32,
     /// Responses to calls that were over.

@@ -11,7 +11,7 @@ mod tests {
 
     use super::replay::{Counter, reaches_everything, replayed};
 
-    const COUNTERS: [Counter<Reached>; 11] = [
+    const COUNTERS: [Counter<Reached>; 12] = [
         ("frames", |reached| reached.frames),
         ("payloads_intact", |reached| reached.payloads_intact),
         ("payloads_corrupt", |reached| reached.payloads_corrupt),
@@ -20,6 +20,7 @@ mod tests {
         ("handshakes_failed", |reached| reached.handshakes_failed),
         ("calls_done", |reached| reached.calls_done),
         ("calls_given_up", |reached| reached.calls_given_up),
+        ("calls_unread", |reached| reached.calls_unread),
         ("calls_fenced", |reached| reached.calls_fenced),
         ("responses_discarded", |reached| reached.responses_discarded),
         ("call_faults", |reached| reached.call_faults),

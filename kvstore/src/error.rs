@@ -221,7 +221,9 @@ impl StoreError {
             self.kind,
             StoreErrorKind::Reconnect(_)
                 | StoreErrorKind::Reconnecting
-                | StoreErrorKind::Call(CallError::Disconnected(_) | CallError::DeadlineExceeded)
+                | StoreErrorKind::Call(
+                    CallError::Disconnected(_) | CallError::NotRead | CallError::DeadlineExceeded
+                )
         )
     }
 }

@@ -134,6 +134,9 @@ pub enum CallError {
     /// The connection ended first. Whether the peer did what was asked is unknown.
     #[error("connection ended: {0}")]
     Disconnected(CloseReason),
+    /// The connection ended, and its peer has not read the request: nothing of it was done.
+    #[error("connection ended before the request was read")]
+    NotRead,
     /// The caller gave it up. Nothing of a reply lands in its room any more; whether the peer did what
     /// was asked is unknown.
     #[error("cancelled")]
@@ -168,13 +171,13 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Whether asking again (on a new connection, if this one ended) may help. The request may
-    /// have been carried out already.
+    /// Whether asking again (on a new connection, if this one ended) may help. Unless it was [not read](Self::NotRead),
+    /// the request may have been carried out already.
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
             Self::Disconnected(reason) => reason.is_retryable(),
-            Self::DeadlineExceeded | Self::Corrupt { .. } => true,
+            Self::NotRead | Self::DeadlineExceeded | Self::Corrupt { .. } => true,
             Self::Cancelled | Self::TooLong { .. } | Self::RequestTooLong { .. } => false,
         }
     }
@@ -185,7 +188,8 @@ impl CallError {
         match self {
             Self::Corrupt { .. } => true,
             Self::Disconnected(reason) => reason.is_corruption(),
-            Self::Cancelled
+            Self::NotRead
+            | Self::Cancelled
             | Self::DeadlineExceeded
             | Self::TooLong { .. }
             | Self::RequestTooLong { .. } => false,

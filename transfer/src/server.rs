@@ -14,7 +14,7 @@ use lunette_runtime::net::{Outbox, TcpListener, TcpStream};
 use lunette_runtime::{JoinError, Scope, time};
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::time::Time;
-use lunette_transfer_proto::frame::{FrameKind, PayloadDigest};
+use lunette_transfer_proto::frame::{FrameKind, GOAWAY_HAS_READ, PayloadDigest};
 use lunette_transfer_proto::hello::{Agreement, Handshake, Hello, HelloRefusal};
 use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
 
@@ -30,6 +30,8 @@ use crate::sealed;
 
 /// Bytes of replies that may wait for one peer before its next requests are left unread.
 pub const REPLY_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// How long what was read is waited for when nothing more is. It may wait for others, who may be gone.
+const ANSWERS_WAIT: Duration = Duration::from_secs(1);
 /// Pause after the system refused a connection (no descriptors left, say).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
@@ -205,9 +207,10 @@ pub trait Service: 'static {
 
 /// Serves connections to `listener` until `drain` begins and every connection has ended.
 ///
-/// Then each connection ends when the payload that it is receiving is complete and what it has
-/// answered is sent, with a word of farewell; requests that were not read by then are not carried
-/// out, and their callers see the connection end. Dropping the future closes every connection.
+/// Then each connection is told how many requests were read, when the payload that it is receiving is
+/// complete: those that were not are not carried out, and their callers [learn it](crate::CallError::NotRead). It ends
+/// when what was read is answered and the answers are sent, or a second later. Dropping the future closes
+/// every connection.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     service: Rc<S>,
@@ -359,17 +362,18 @@ async fn serve_connection<S: Service>(
                 stall_timeout: options.stall_timeout,
                 reply_bytes_max: options.reply_bytes_max.min(REPLY_BYTES_MAX),
                 retire,
+                read: 0,
                 arriving: None,
                 later: Scope::new(),
                 feeding: Rc::clone(&feeding),
                 closer: Closer(stream.clone()),
             };
             let reason = inbound.run(&mut answering).await;
+            if reason == CloseReason::Local {
+                answering.say_farewell().await;
+            }
             answering.lose();
             answering.service.on_ended(id);
-            if reason == CloseReason::Local {
-                answering.say_farewell();
-            }
             Ok(reason)
         }
         Err(error) => Err(error),
@@ -433,6 +437,8 @@ struct Answering<S: Service> {
     stall_timeout: Duration,
     reply_bytes_max: usize,
     retire: Begun,
+    /// Requests that were read.
+    read: u64,
     arriving: Option<Arriving<S::Pending>>,
     /// Answers that are not there yet.
     later: Scope,
@@ -466,8 +472,17 @@ impl<S: Service> Answering<S> {
         }
     }
 
-    fn say_farewell(&self) {
-        push_frame(&self.outbox, FrameKind::Goaway, 0, RequestId(0), &[], None);
+    /// Nothing more is read. Waits until what was read is answered.
+    async fn say_farewell(&self) {
+        assert!(self.arriving.is_none(), "asked to between two frames");
+        let (kind, read) = (FrameKind::Goaway, RequestId(self.read));
+        push_frame(&self.outbox, kind, GOAWAY_HAS_READ, read, &[], None);
+        if time::timeout(ANSWERS_WAIT, self.later.join())
+            .await
+            .is_err()
+        {
+            tracing::debug!(count = self.later.len(), "requests are not answered");
+        }
     }
 
     /// The connection ended: a payload that was arriving will not be complete.
@@ -494,6 +509,7 @@ impl<S: Service> Sink for Answering<S> {
             kind => return Err(CloseReason::UnexpectedFrame(kind)),
         }
         assert!(self.arriving.is_none(), "one payload arrives at a time");
+        self.read += 1;
         let request = RequestHead {
             connection: self.id,
             op: header.code,

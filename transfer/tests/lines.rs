@@ -24,7 +24,7 @@ use lunette_transfer::{
 use lunette_transfer_proto::frame::{FrameKind, encode_frame};
 use lunette_transfer_proto::receiver::{Receiver, ReceiverLimits, Step, WireFault};
 
-use peer::{SECOND, fake_peer, hello, listen, next_request, response, send};
+use peer::{SECOND, fake_peer, goaway, hello, listen, next_request, response, send};
 
 /// Is answered with a payload as long as the body says.
 const FILL: u16 = 500;
@@ -193,7 +193,7 @@ fn requests_and_answers_of_all_lengths() {
                 let crc = crc32c(&bytes_of(len));
                 let asked = line.ask_with_payload(9, |out| out.push(3), crc);
                 asked.expect("it is open");
-                assert!(!line.is_unsent());
+                assert!(!line.is_unread());
                 let (told, ended) = answer(&mut line).expect("it answers");
                 let body = [&[3][..], &crc.to_le_bytes()].concat();
                 assert_eq!((told.status, told.body, ended), (9, body, Ok(())));
@@ -430,12 +430,54 @@ fn a_peer_that_answers_nonsense_ends_the_line() {
                 line.ask(1, |_| {}, 100).expect("it is open");
                 let reason = answer(&mut line).expect_err("that is no answer");
                 assert_eq!(line.look(&mut Told::default()), Err(reason), "and again");
-                assert!(!line.is_free() && !line.is_quiet() && !line.is_unsent());
+                assert!(!line.is_free() && !line.is_quiet() && !line.is_unread());
                 reason
             })
             .await;
             let is_expected = acting.await.expect("no panic");
             assert!(is_expected(reason), "{case}: {reason}");
+        }
+    });
+}
+
+/// What a peer that leaves has read it may answer, and then the line is over; what it has not read is known not to be done.
+#[test]
+fn a_peer_that_leaves_says_whether_it_has_read_what_was_asked() {
+    run(|| async {
+        for has_read in [true, false] {
+            let (listener, address) = listen();
+            let acting = spawn_local(async move {
+                let stream = fake_peer(listener).await;
+                let id = next_request(&stream).await;
+                send(&stream, response(id, b"once")).await;
+                let id = next_request(&stream).await;
+                send(&stream, goaway(if has_read { 2 } else { 1 })).await;
+                time::sleep(Duration::from_millis(20)).await;
+                if has_read {
+                    send(&stream, response(id, b"twice")).await;
+                }
+            });
+            let mut line = line(address).await;
+            on_thread(move || {
+                line.ask(1, |_| {}, 100).expect("it is open");
+                answer(&mut line).expect("answered").1.expect("whole");
+                line.ask(2, |_| {}, 100).expect("it is open");
+                let answered = answer(&mut line);
+                assert_eq!(line.is_unread(), !has_read);
+                if has_read {
+                    let (told, ended) = answered.expect("it was read");
+                    assert_eq!((&told.payload[..], ended), (&b"twice"[..], Ok(())));
+                } else {
+                    assert_eq!(answered.expect_err("it was not"), CloseReason::Peer);
+                }
+                assert!(!line.is_free(), "nothing more is read");
+                if has_read {
+                    assert_eq!(line.ask(3, |_| {}, 100), Err(CloseReason::Peer));
+                    assert!(line.is_unread());
+                }
+            })
+            .await;
+            acting.await.expect("no panic");
         }
     });
 }
@@ -466,7 +508,7 @@ fn what_a_peer_says_unasked_ends_the_line() {
                 } else {
                     assert!(line.is_free() && !line.is_quiet() && !line.is_free());
                     let asked = line.ask(2, |_| {}, 100);
-                    assert!(asked.is_err() && line.is_unsent());
+                    assert!(asked.is_err() && line.is_unread());
                 }
             })
             .await;

@@ -8,7 +8,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::calls::{
     Abandon, CallEnd, CallFault, Calls, EndCause, Expired, InFlightFull, ResponseSink,
 };
-use lunette_transfer_proto::frame::FrameKind;
+use lunette_transfer_proto::frame::{FrameKind, GOAWAY_HAS_READ};
 use lunette_transfer_proto::receiver::{PayloadVerdict, Receiver, ReceiverLimits, Step, WireFault};
 
 use super::Reached;
@@ -172,7 +172,13 @@ impl Client<'_> {
                 Step::Frame(view) if view.header.kind == FrameKind::Response => {
                     self.respond(view.header.id, view.header.payload.len_bytes)?;
                 }
-                Step::Frame(_) => self.arriving = None,
+                Step::Frame(view) => {
+                    self.arriving = None;
+                    let header = view.header;
+                    if header.kind == FrameKind::Goaway && header.code == GOAWAY_HAS_READ {
+                        self.part(header.id.0);
+                    }
+                }
                 Step::Payload { .. } => self.place(),
                 Step::NeedPayload { len_bytes, .. } => {
                     self.wanted_bytes = len_bytes as usize;
@@ -205,6 +211,15 @@ impl Client<'_> {
             self.end(id, PayloadVerdict::Intact);
         }
         Ok(())
+    }
+
+    /// The peer reads no more, and has read so many requests.
+    fn part(&mut self, read: u64) {
+        for (id, token) in self.calls.on_goaway(read) {
+            assert_eq!(self.calls.token(id), None);
+            self.reached.calls_unread += 1;
+            self.give_back(token);
+        }
     }
 
     /// Payload bytes go to the memory of a call that is not over.

@@ -1,6 +1,6 @@
 //! Requests of a client, one function each: what is sent, and what its asker is told of the answer.
 //!
-//! Where nothing can have been done, because no connection was there or the node refused, the asker
+//! Where nothing can have been done, because no connection was there or the node refused or did not read it, the asker
 //! is told so and tries again. Where a connection ended after a write or a removal was sent, nobody
 //! knows, and it is told that.
 
@@ -45,7 +45,7 @@ const TURN: Duration = Duration::from_millis(5);
 pub(super) enum Called {
     /// In the version of the question.
     Reply(FormatVersion, Reply),
-    /// No connection, though one was tried for so long: nothing was sent.
+    /// No connection, though one was tried for so long; or the node has not read it. Nothing was done.
     Unsent(Duration),
     /// It was sent, and there is no answer. Of a read, for how long nothing else came from there.
     Unanswered(Duration),
@@ -175,6 +175,10 @@ pub(super) fn called_of(
                 CallError::Disconnected(_) => {
                     asking.stale.raise();
                     Called::Unanswered(Duration::ZERO)
+                }
+                CallError::NotRead => {
+                    asking.stale.raise();
+                    Called::Unsent(Duration::ZERO)
                 }
                 _ => Called::Unanswered(Duration::ZERO),
             };

@@ -36,7 +36,7 @@ pub(super) struct Round<A> {
 pub(super) enum Ended {
     /// Its answer is there.
     Answered,
-    /// Nothing of it has left.
+    /// Nothing of it has left, or the home has not read it.
     Unasked,
     /// Whether the home has done what was asked is unknown.
     Lost,
@@ -44,13 +44,16 @@ pub(super) enum Ended {
 
 /// How a question has ended that was asked so, if it has.
 pub(super) fn went(line: &Line, asked: Result<(), CloseReason>) -> Option<Ended> {
-    let reason = asked.err()?;
+    Some(ended_of(line, asked.err()?))
+}
+
+fn ended_of(line: &Line, reason: CloseReason) -> Ended {
     tracing::debug!(%reason, "a thread's connection has ended");
-    Some(if line.is_unsent() {
+    if line.is_unread() {
         Ended::Unasked
     } else {
         Ended::Lost
-    })
+    }
 }
 
 impl Cores {
@@ -163,10 +166,7 @@ impl<A: LineSink> Round<A> {
                     tracing::debug!(%error, "a thread asks in vain");
                     Ended::Lost
                 }
-                Err(reason) => {
-                    tracing::debug!(%reason, "a thread's connection has ended");
-                    Ended::Lost
-                }
+                Err(reason) => ended_of(&line.home().line, reason),
             };
             let (line, answer) = self.asked.remove(place);
             drop(line);

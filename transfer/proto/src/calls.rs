@@ -24,6 +24,9 @@
 //! until it has been reaped, and says so with [`Calls::on_fenced`].
 //!
 //! Memory that is lent to a *send* (the payload of the request itself) is the driver's concern.
+//!
+//! A peer that [reads no more requests](Calls::on_goaway) says how many it has read. Calls behind those are
+//! `Free` at once, and nothing of what they asked is done.
 
 use lunette_runtime_core::ids::RequestId;
 use lunette_runtime_core::mutant::{self, Mutant};
@@ -74,6 +77,8 @@ enum State<T> {
 struct Slot<T> {
     /// Moves on whenever the slot becomes free. Starts at 1, so that no request has id 0.
     generation: u32,
+    /// How many calls were started on the connection before this one.
+    ordinal: u64,
     state: State<T>,
 }
 
@@ -87,6 +92,8 @@ pub struct Calls<T> {
     /// Free slots, the one freed last on top.
     free: Vec<u32>,
     deadlines: Deadlines,
+    /// Calls that were ever started.
+    started: u64,
 }
 
 impl<T> Calls<T> {
@@ -102,12 +109,14 @@ impl<T> Calls<T> {
         );
         let slot = |_| Slot {
             generation: 1,
+            ordinal: 0,
             state: State::Free,
         };
         Self {
             slots: (0..in_flight_max).map(slot).collect(),
             free: (0..in_flight_max).rev().collect(),
             deadlines: Deadlines::new(in_flight_max),
+            started: 0,
         }
     }
 
@@ -136,7 +145,8 @@ impl<T> Calls<T> {
     }
 
     /// Starts a call that ends at `deadline` ([`Time::MAX`]: never by itself) and has room for a
-    /// payload of `room_bytes`. Send the request with the id that this returns.
+    /// payload of `room_bytes`. Send the request with the id that this returns, and requests in the order in which
+    /// they were started.
     ///
     /// # Errors
     /// [`InFlightFull`] at the limit, with the token: wait for a call to end.
@@ -155,6 +165,8 @@ impl<T> Calls<T> {
             "a free slot holds no call"
         );
         slot.state = State::Waiting { token, room_bytes };
+        slot.ordinal = self.started;
+        self.started += 1;
         if deadline < Time::MAX {
             self.deadlines.insert(index, deadline);
         }
@@ -276,6 +288,30 @@ impl<T> Calls<T> {
                 None
             }
         }
+    }
+
+    /// Ends the calls whose requests the peer does not read: it has read as many as `read`, of all that were started,
+    /// and reads no more. Hands out the tokens of those that were not over yet; nothing of what they asked is done, and
+    /// no answer of theirs is accepted any more. A call whose answer has begun was read, whatever the peer says.
+    #[must_use]
+    pub fn on_goaway(&mut self, read: u64) -> Vec<(RequestId, T)> {
+        let mut unread = Vec::new();
+        for index in 0..self.slots.len() {
+            if self.slots[index].ordinal < read {
+                continue;
+            }
+            let id = id_of(index_u32(index), self.slots[index].generation);
+            match self.take(index) {
+                State::Waiting { token, .. } => unread.push((id, token)),
+                State::Abandoned => {}
+                other => {
+                    self.slots[index].state = other;
+                    continue;
+                }
+            }
+            self.release(index);
+        }
+        unread
     }
 
     /// Ends every call, because the connection is lost, and hands out the tokens of those that were
@@ -426,51 +462,53 @@ mod tests {
             }
             "abandon" => name_of(&calls.abandon(id)),
             "fenced" => name_of(&calls.on_fenced(id)),
+            "goaway" => calls.on_goaway(0).len().to_string(),
             "fail all" => calls.fail_all().len().to_string(),
             other => panic!("no event is named {other}"),
         }
     }
 
-    const EVENTS: [&str; 7] = [
+    const EVENTS: [&str; 8] = [
         "respond",
         "respond long",
         "end",
         "expire",
         "abandon",
         "fenced",
+        "goaway",
         "fail all",
     ];
 
     /// Each state, and what each event gives there: outcome and next state.
     #[rustfmt::skip]
-    const TABLE: [(&str, [(&str, &str); 7]); 7] = [
+    const TABLE: [(&str, [(&str, &str); 8]); 7] = [
         ("Free", [
             ("Err(AlreadyAnswered", "Free"), ("Err(AlreadyAnswered", "Free"), ("panic", "Free"),
-            ("-", "Free"), ("Over", "Free"), ("None", "Free"), ("0", "Free"),
+            ("-", "Free"), ("Over", "Free"), ("None", "Free"), ("0", "Free"), ("0", "Free"),
         ]),
         ("Waiting", [
             ("Ok(Place)", "Placing"), ("Ok(Discard)", "Skipping"), ("panic", "Free"),
-            ("Ended", "Abandoned"), ("Ended", "Abandoned"), ("None", "Waiting"), ("1", "Free"),
+            ("Ended", "Abandoned"), ("Ended", "Abandoned"), ("None", "Waiting"), ("1", "Free"), ("1", "Free"),
         ]),
         ("Placing", [
             ("Err(AlreadyAnswered", "Placing"), ("Err(AlreadyAnswered", "Placing"), ("Done", "Free"),
-            ("MustFence", "Fencing"), ("MustFence", "Fencing"), ("None", "Placing"), ("1", "Free"),
+            ("MustFence", "Fencing"), ("MustFence", "Fencing"), ("None", "Placing"), ("0", "Placing"), ("1", "Free"),
         ]),
         ("Skipping", [
             ("Err(AlreadyAnswered", "Skipping"), ("Err(AlreadyAnswered", "Skipping"), ("TooLong", "Free"),
-            ("Ended", "Draining"), ("Ended", "Draining"), ("None", "Skipping"), ("1", "Free"),
+            ("Ended", "Draining"), ("Ended", "Draining"), ("None", "Skipping"), ("0", "Skipping"), ("1", "Free"),
         ]),
         ("Fencing", [
             ("Err(AlreadyAnswered", "Fencing"), ("Err(AlreadyAnswered", "Fencing"), ("Done", "Free"),
-            ("-", "Fencing"), ("Over", "Fencing"), ("Some(Fenced", "Draining"), ("1", "Free"),
+            ("-", "Fencing"), ("Over", "Fencing"), ("Some(Fenced", "Draining"), ("0", "Fencing"), ("1", "Free"),
         ]),
         ("Abandoned", [
             ("Ok(Discard)", "Draining"), ("Ok(Discard)", "Draining"), ("panic", "Free"),
-            ("-", "Abandoned"), ("Over", "Abandoned"), ("None", "Abandoned"), ("0", "Free"),
+            ("-", "Abandoned"), ("Over", "Abandoned"), ("None", "Abandoned"), ("0", "Free"), ("0", "Free"),
         ]),
         ("Draining", [
             ("Err(AlreadyAnswered", "Draining"), ("Err(AlreadyAnswered", "Draining"), ("Discarded", "Free"),
-            ("-", "Draining"), ("Over", "Draining"), ("None", "Draining"), ("0", "Free"),
+            ("-", "Draining"), ("Over", "Draining"), ("None", "Draining"), ("0", "Draining"), ("0", "Free"),
         ]),
     ];
 
@@ -553,6 +591,34 @@ mod tests {
         calls.on_response(first, 0).unwrap();
         assert_eq!(calls.on_response_end(first, INTACT), CallEnd::Discarded);
         assert!(calls.start(DEADLINE, 0, 'c').is_ok());
+    }
+
+    #[test]
+    fn a_goaway_ends_what_was_started_behind_what_was_read() {
+        let mut calls = Calls::new(3);
+        let first = calls.start(DEADLINE, 0, 'a').unwrap();
+        calls.on_response(first, 0).unwrap();
+        assert_eq!(
+            calls.on_response_end(first, INTACT),
+            CallEnd::Done { token: 'a' }
+        );
+        let second = calls.start(DEADLINE, 0, 'b').unwrap();
+        let third = calls.start(DEADLINE, 0, 'c').unwrap();
+        let fourth = calls.start(DEADLINE, 0, 'd').unwrap();
+        assert_eq!(calls.on_goaway(3), [(fourth, 'd')]);
+        assert_eq!(calls.in_flight(), 2);
+        let answered = CallFault::AlreadyAnswered { id: fourth };
+        assert_eq!(calls.on_response(fourth, 0), Err(answered));
+        assert_eq!(calls.on_response(second, 0), Ok(ResponseSink::Place));
+        assert_eq!(
+            calls.on_goaway(1),
+            [(third, 'c')],
+            "answers begin for what was read"
+        );
+        assert_eq!(
+            calls.on_response_end(second, INTACT),
+            CallEnd::Done { token: 'b' }
+        );
     }
 
     #[test]

@@ -30,6 +30,10 @@ pub const MAGIC: u16 = u16::from_le_bytes(*b"LN");
 /// The wire version of each frame that this package writes.
 pub const WIRE_VERSION: u8 = 1;
 
+/// Reason of a [goaway](FrameKind::Goaway) that says in place of an id how many requests its sender has read on this
+/// connection: those behind are not carried out.
+pub const GOAWAY_HAS_READ: u16 = 1;
+
 /// Bytes of the header that its checksum covers.
 const HEADER_SUMMED_BYTES: usize = HEADER_BYTES - 4;
 
@@ -44,7 +48,7 @@ pub enum FrameKind {
     Request,
     /// The answer to a call; the code is its status.
     Response,
-    /// The sender takes no more requests on this connection; the code is the reason.
+    /// The sender reads no more requests on this connection; the code is the reason. What it has read it may still answer.
     Goaway,
 }
 
@@ -95,7 +99,7 @@ pub struct FrameHeader {
     pub kind: FrameKind,
     /// Operation of a request, status of a response, reason of a refusal or goaway.
     pub code: u16,
-    /// The call that the frame belongs to; 0 outside calls.
+    /// The call that the frame belongs to; outside calls 0, or [what was read](GOAWAY_HAS_READ).
     pub id: RequestId,
     /// Length of the body, in bytes.
     pub body_len_bytes: u32,

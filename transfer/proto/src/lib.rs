@@ -18,7 +18,7 @@
 //!     |  Request 2 + payload ------------->  |    calls::Calls (client)
 //!     |  <--------- Response 2               |
 //!     |  <--------- Response 1 + payload     |
-//!     |  <--------- Goaway (reason)          |    no more requests, please
+//!     |  <--------- Goaway (requests read)   |    no more requests, please: those behind are not done
 //! ```
 //!
 //! The machines name memory by request id, offset and length, and never hold it: who owns payload

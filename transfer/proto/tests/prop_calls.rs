@@ -25,6 +25,7 @@ mod tests {
         Expire { after_ns: u8 },
         Abandon { call: Index },
         Fenced { call: Index },
+        Goaway { read: Index },
         FailAll,
     }
 
@@ -39,6 +40,7 @@ mod tests {
             4 => (0..80_u8).prop_map(|after_ns| Op::Expire { after_ns }),
             3 => call().prop_map(|call| Op::Abandon { call }),
             3 => call().prop_map(|call| Op::Fenced { call }),
+            1 => any::<Index>().prop_map(|read| Op::Goaway { read }),
             1 => Just(Op::FailAll),
         ]
     }
@@ -47,6 +49,8 @@ mod tests {
     struct Call {
         token: u32,
         deadline: Time,
+        /// How many were started before it.
+        ordinal: u64,
         room_bytes: u32,
         response_bytes: Option<u32>,
         fence: Option<EndCause>,
@@ -82,6 +86,7 @@ mod tests {
         calls: BTreeMap<RequestId, Call>,
         issued: BTreeSet<RequestId>,
         tokens: u32,
+        started: u64,
         now: Time,
     }
 
@@ -123,11 +128,13 @@ mod tests {
             let call = Call {
                 token,
                 deadline,
+                ordinal: self.started,
                 room_bytes,
                 response_bytes,
                 fence,
                 is_over,
             };
+            self.started += 1;
             self.calls.insert(id, call);
         }
 
@@ -197,6 +204,14 @@ mod tests {
             })
         }
 
+        /// Whoever was read is answered, or has an answer that has begun.
+        fn goaway(&mut self, read: u64) -> Vec<(RequestId, u32)> {
+            let is_unread = |call: &Call| call.ordinal >= read && call.response_bytes.is_none();
+            let gone = self.calls.extract_if(.., |_, call| is_unread(call));
+            let open = gone.filter(|(_, call)| !call.is_over);
+            open.map(|(id, call)| (id, call.token)).collect()
+        }
+
         fn apply(&mut self, calls: &mut Calls<u32>, op: Op) {
             match op {
                 Op::Start { ttl_ns, room_bytes } => self.start(calls, ttl_ns, room_bytes),
@@ -244,6 +259,13 @@ mod tests {
                 Op::Fenced { call } => {
                     let id = self.pick_live(&call);
                     assert_eq!(calls.on_fenced(id), self.fenced(id));
+                }
+                Op::Goaway { read } => {
+                    let started = usize::try_from(self.started).expect("few were started");
+                    let read = read.index(started + 1) as u64;
+                    let mut unread = calls.on_goaway(read);
+                    unread.sort_unstable();
+                    assert_eq!(unread, self.goaway(read));
                 }
                 Op::FailAll => {
                     let failed: BTreeSet<_> = calls.fail_all().into_iter().collect();

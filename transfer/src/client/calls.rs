@@ -55,6 +55,7 @@ pub(super) struct State {
     pub(super) waiters: Slab<Waiter>,
     /// Callers that wait for a free slot.
     pub(super) blocked: VecDeque<Waker>,
+    /// Nothing more is asked.
     pub(super) closed: Option<CloseReason>,
     /// Every call has ended, and no receive is in flight.
     pub(super) is_over: bool,
@@ -215,8 +216,8 @@ impl Shared {
         }
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
-        if let Some(reason) = state.closed {
-            let error = CallError::Disconnected(reason);
+        if state.closed.is_some() {
+            let error = CallError::NotRead;
             return Err(CallFailure { error, room });
         }
         let room_bytes = room.as_ref().map_or(0, Room::len);
@@ -276,6 +277,20 @@ impl Shared {
         self.end(reason);
     }
 
+    /// The peer reads no more requests, and has read so many. It may still answer those; whatever else is asked goes to
+    /// another connection.
+    pub(super) fn on_goaway(&self, read: u64) {
+        let mut state = self.state.borrow_mut();
+        state.closed.get_or_insert(CloseReason::Peer);
+        let unread = state.calls.on_goaway(read);
+        let mut endings: Vec<Ending> = state.blocked.drain(..).map(Ending::Wake).collect();
+        for (_, waiter) in unread {
+            endings.extend(state.finish(waiter, Err(CallError::NotRead)));
+        }
+        drop(state);
+        endings.into_iter().for_each(Ending::deliver);
+    }
+
     /// Ends every call. No receive is in flight any more.
     fn end(&self, reason: CloseReason) {
         let mut state = self.state.borrow_mut();
@@ -320,7 +335,7 @@ impl Shared {
 
     /// Ends calls at their deadlines.
     async fn keep_deadlines(&self) {
-        while self.state.borrow().closed.is_none() {
+        while !self.state.borrow().is_over {
             let next = self.expire_calls();
             self.keeper_sleeps_until.set(next);
             self.wait_until(next).await;

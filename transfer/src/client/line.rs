@@ -11,7 +11,7 @@ use lunette_runtime_core::checksum::Crc32c;
 use lunette_runtime_core::limits::BODY_BYTES_MAX;
 use lunette_runtime_core::time::Time;
 use lunette_transfer_proto::calls::{CallEnd, Calls, ResponseSink};
-use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
+use lunette_transfer_proto::frame::{FrameKind, GOAWAY_HAS_READ, PayloadDigest, encode_frame};
 use lunette_transfer_proto::hello::{Agreement, Hello};
 use lunette_transfer_proto::receiver::{PayloadVerdict, Receiver, ReceiverLimits, Step};
 
@@ -70,6 +70,10 @@ pub struct Line {
     /// Bytes that have come since it was asked.
     arrived_bytes: usize,
     is_asked: bool,
+    /// The peer reads nothing more. What was asked it has read, and may answer.
+    is_last: bool,
+    /// The peer has not read what was asked.
+    is_refused: bool,
     /// Whether the payload that arrives is told.
     is_told: bool,
     failed: Option<CloseReason>,
@@ -121,6 +125,8 @@ impl Line {
             body: Vec::new(),
             arrived_bytes: 0,
             is_asked: false,
+            is_last: false,
+            is_refused: false,
             is_told: false,
             failed: None,
         }))
@@ -148,10 +154,11 @@ impl Line {
         self.is_free()
     }
 
-    /// Whether nothing of the last request has been sent: the peer cannot have done what was asked.
+    /// Whether the peer cannot have done what was asked last: nothing of it has been sent, or the peer has said that it did not
+    /// read it.
     #[must_use]
-    pub const fn is_unsent(&self) -> bool {
-        self.sent == 0
+    pub const fn is_unread(&self) -> bool {
+        self.sent == 0 || self.is_refused
     }
 
     /// Bytes that have been received since the last request.
@@ -165,7 +172,7 @@ impl Line {
     ///
     /// # Errors
     /// [`CloseReason`]: the connection has ended. Whether the peer does what was asked is unknown, unless it is
-    /// [unsent](Self::is_unsent).
+    /// [unread](Self::is_unread).
     ///
     /// # Panics
     /// If something is [unanswered](Self::is_free), or the body is longer than a frame's may be.
@@ -242,7 +249,8 @@ impl Line {
     /// Tells `sink` what has come of the answer, without waiting; and once all of it has, whether it is whole.
     ///
     /// # Errors
-    /// [`CloseReason`]: the connection has ended, or the peer does not make sense. Whether it did what was asked is unknown.
+    /// [`CloseReason`]: the connection has ended, or the peer does not make sense. Whether it did what was asked is unknown, unless that is
+    /// [unread](Self::is_unread).
     /// Inside, of a whole answer: [`CallError::Corrupt`], or [`CallError::TooLong`], of whose payload nothing was told. The line
     /// goes on.
     pub fn look(
@@ -275,6 +283,9 @@ impl Line {
 
     fn note<T>(&mut self, done: Result<T, CloseReason>) -> Result<T, CloseReason> {
         self.failed = done.as_ref().err().copied();
+        if self.is_last && !self.is_asked {
+            self.failed.get_or_insert(CloseReason::Peer);
+        }
         done
     }
 
@@ -355,6 +366,15 @@ impl Line {
                 Step::Frame(frame) => {
                     match frame.header.kind {
                         FrameKind::Response => {}
+                        FrameKind::Goaway if frame.header.code == GOAWAY_HAS_READ => {
+                            let read = frame.header.id.0;
+                            self.is_last = true;
+                            self.is_refused = !self.calls.on_goaway(read).is_empty();
+                            if self.is_refused {
+                                return Err(CloseReason::Peer);
+                            }
+                            continue;
+                        }
                         FrameKind::Goaway => return Err(CloseReason::Peer),
                         kind => return Err(CloseReason::UnexpectedFrame(kind)),
                     }

@@ -245,7 +245,8 @@ impl Connection {
         &self.shared.agreement
     }
 
-    /// Why the connection has ended, if it has.
+    /// Why nothing more is asked on this connection: it has ended, or its peer has said that it reads no more, and only answers
+    /// what it has read.
     #[must_use]
     pub fn closed(&self) -> Option<CloseReason> {
         self.shared.state.borrow().closed
@@ -377,7 +378,8 @@ impl Connection {
         })
     }
 
-    /// Ends the connection. Calls in flight end with [`CallError::Disconnected`], each when nothing of
+    /// Ends the connection. Calls in flight end with [`CallError::Disconnected`] (those that the peer said it did not read: with
+    /// [`CallError::NotRead`], by then), each when nothing of
     /// a reply can land in its room any more.
     pub fn close(&self) {
         self.shared.close();

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use lunette_runtime_core::ids::RequestId;
 use lunette_transfer_proto::calls::{CallEnd, EndCause, ResponseSink};
-use lunette_transfer_proto::frame::FrameKind;
+use lunette_transfer_proto::frame::{FrameKind, GOAWAY_HAS_READ};
 use lunette_transfer_proto::receiver::{FrameView, PayloadVerdict};
 
 use super::calls::{Ending, ReplyHead, Shared};
@@ -58,6 +58,10 @@ impl Sink for Asking {
         self.shared.hear();
         match header.kind {
             FrameKind::Response => {}
+            FrameKind::Goaway if header.code == GOAWAY_HAS_READ => {
+                self.shared.on_goaway(header.id.0);
+                return Ok(());
+            }
             FrameKind::Goaway => return Err(CloseReason::Peer),
             kind => return Err(CloseReason::UnexpectedFrame(kind)),
         }

@@ -443,7 +443,9 @@ fn verdict(result: Result<Reply, CallFailure>, len_bytes: u64, way: Way) -> Verd
             CallError::TooLong { .. } | CallError::RequestTooLong { .. } => {
                 return Verdict::Refused(Refusal::Malformed, 0);
             }
-            CallError::Disconnected(_) | CallError::DeadlineExceeded => return Verdict::Lost,
+            CallError::Disconnected(_) | CallError::NotRead | CallError::DeadlineExceeded => {
+                return Verdict::Lost;
+            }
         },
     };
     if let Some(refusal) = Refusal::from_wire(reply.status) {

@@ -7,7 +7,7 @@ use lunette_runtime::net::{TcpListener, TcpStream};
 use lunette_runtime::time;
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::RequestId;
-use lunette_transfer_proto::frame::{FrameKind, PayloadDigest, encode_frame};
+use lunette_transfer_proto::frame::{FrameKind, GOAWAY_HAS_READ, PayloadDigest, encode_frame};
 use lunette_transfer_proto::hello::{Handshake, Hello, VersionRange};
 use lunette_transfer_proto::receiver::{Receiver, ReceiverLimits, Step};
 
@@ -60,6 +60,20 @@ pub(crate) async fn next_request(stream: &TcpStream) -> RequestId {
 pub(crate) async fn send(stream: &TcpStream, bytes: Vec<u8>) {
     let len = bytes.len();
     stream.send_all(bytes, 0, len).await.0.expect("sent");
+}
+
+/// A word of farewell: so many requests were read.
+pub(crate) fn goaway(read: u64) -> Vec<u8> {
+    let (mut out, read) = (Vec::new(), RequestId(read));
+    encode_frame(
+        &mut out,
+        FrameKind::Goaway,
+        GOAWAY_HAS_READ,
+        read,
+        &[],
+        None,
+    );
+    out
 }
 
 pub(crate) fn response(id: RequestId, bytes: &[u8]) -> Vec<u8> {
