@@ -292,6 +292,19 @@ impl Home {
         self.go_on(now, out);
     }
 
+    /// Whether a removal or an upsert is under way.
+    #[must_use]
+    pub fn is_changing(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// Its node leaves the cluster: nothing is done any more, as under a map without this seat, and who waits is told so.
+    pub fn leave(&mut self, now: Time, out: Out<'_>) {
+        self.phase = Phase::Outside;
+        self.turn_away(now, out);
+        self.carry_changes(now, false, out);
+    }
+
     /// Time passes: call it at least every few milliseconds while anything is under way.
     pub fn on_tick(&mut self, now: Time, out: Out<'_>) {
         self.tombstones.expire(now, KEYS_PER_TICK_MAX);

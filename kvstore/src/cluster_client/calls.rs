@@ -381,8 +381,7 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, mut asks: 
         asks,
     };
     let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-    let is_repeatable = |ask: &Ask| matches!(ask, Ask::Lookup { .. });
-    let called = if message.asks.iter().all(is_repeatable) {
+    let called = if message.asks.iter().all(Ask::is_read) {
         call_again(&asking, seat, Op::Ask, write).await
     } else {
         call(&asking, seat, Op::Ask, write, Attachments::default())

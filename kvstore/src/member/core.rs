@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_channel::oneshot;
 use lunette_cluster::proto::fence::{Fence, NamespaceKind};
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::home::{Home, HomeLimits};
@@ -22,7 +23,7 @@ use lunette_kvstore_proto::placement::{Seat, has_seat};
 use lunette_kvstore_proto::shard::ShardLimits;
 use lunette_kvstore_proto::version::CopyInfo;
 use lunette_runtime::arena::Arena;
-use lunette_runtime::{Signal, time};
+use lunette_runtime::{Signal, spawn_local, time};
 use lunette_runtime_core::ids::RequestId;
 
 use super::bytes::{Bytes, Extent, Frame, Held};
@@ -47,6 +48,10 @@ use crate::counting::{CopyCounts, Counts, DriveReport, MemberReport};
 /// How many copies the machines of a core may know for each entry of its memory: some have left memory and not yet
 /// their home, and a home may have more keys than its own memory holds.
 const COPIES_PER_ENTRY: usize = 2;
+/// How long a node that leaves finishes what it has begun. Some of it may wait for who is gone.
+const LEAVE_WAIT: Duration = Duration::from_millis(250);
+/// How often it looks whether that is done.
+const LEAVE_LOOK: Duration = Duration::from_millis(1);
 
 /// The target of the trace events that tell of each copy that a member has. `what` is `kept` when its bytes
 /// are there, `recorded` when its home knows of it, `demotes`, `demoted` and `promoted` when they go to a drive, are
@@ -83,6 +88,8 @@ pub(crate) struct MemberCore {
     /// Copies that they may read by themselves, and that are not listed yet.
     pub(super) unlisted: RefCell<VecDeque<CopyPlace>>,
     pub(super) deeds: Deeds,
+    /// Nothing new is to be written or removed here.
+    is_leaving: Cell<bool>,
     has_left: Cell<bool>,
     fence: Cell<Fence>,
     pub(super) copies: CopyCounts,
@@ -140,6 +147,7 @@ impl MemberCore {
             presence: RefCell::default(),
             unlisted: RefCell::default(),
             deeds: Deeds::default(),
+            is_leaving: Cell::new(false),
             has_left: Cell::new(false),
             fence: Cell::default(),
             copies: CopyCounts::default(),
@@ -173,9 +181,38 @@ impl MemberCore {
         self.has_left.get()
     }
 
+    /// Whether nothing new is to be written or removed here, since the node leaves.
+    pub(crate) const fn is_leaving(&self) -> bool {
+        self.is_leaving.get()
+    }
+
+    /// Nothing new is to be written or removed here. Says when what was begun is done, or has taken [`LEAVE_WAIT`].
+    pub(crate) fn begin_to_leave(self: &Rc<Self>, done: oneshot::Sender<()>) {
+        self.is_leaving.set(true);
+        let core = Rc::clone(self);
+        let finishing = spawn_local(async move {
+            let until = time::now() + LEAVE_WAIT;
+            while !core.is_finished() && time::now() < until {
+                time::sleep(LEAVE_LOOK).await;
+            }
+            if done.send(()).is_err() {
+                tracing::debug!("nobody waits for this core to leave");
+            }
+        });
+        drop(finishing);
+    }
+
+    /// Whether nobody waits for something that is under way here.
+    fn is_finished(&self) -> bool {
+        let is_answered = self.asks.len() == 0 && self.writes.len() == 0;
+        is_answered && !self.machines.borrow().home.is_changing()
+    }
+
     /// The node leaves its cluster: nothing is served from here on, also not to those who have not
-    /// heard of it, and nobody is told anything.
+    /// heard of it, and nobody is told anything but who waits for what was begun here.
     pub(crate) fn leave(&self) {
+        self.at_owner(self.seat, Owner::leave);
+        self.at_home(Home::leave);
         self.has_left.set(true);
         self.bytes.borrow().hide_all();
         self.stop_showing();

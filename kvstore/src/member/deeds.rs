@@ -273,9 +273,12 @@ impl MemberCore {
         CopyCounts::add(&self.copies.messages_received);
         match content {
             Content::ToHome(items) => {
-                let deeds = items
-                    .into_iter()
-                    .map(|item| Deed::ToHome(from, epoch, item));
+                let is_leaving = self.is_leaving();
+                // Who claims asks the next home as soon as there is one.
+                let is_begun =
+                    |item: &ToHome| !(is_leaving && matches!(item, ToHome::Claim { .. }));
+                let items = items.into_iter().filter(is_begun);
+                let deeds = items.map(|item| Deed::ToHome(from, epoch, item));
                 deeds.for_each(|deed| self.deeds.push(deed));
             }
             Content::ToOwner(items) => {

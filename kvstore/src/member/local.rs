@@ -145,7 +145,8 @@ impl MemberCore {
         epoch: Epoch,
         asks: Vec<Ask>,
     ) -> Result<Vec<(RequestId, Answer)>, Vec<Ask>> {
-        if self.has_left() || self.asks.len() >= WAITERS_MAX {
+        let is_refused = self.is_leaving() && !asks.iter().all(Ask::is_read);
+        if self.has_left() || is_refused || self.asks.len() >= WAITERS_MAX {
             return Err(asks);
         }
         let mut counting = self.counts.begin(Op::Ask.code());
@@ -268,7 +269,7 @@ impl MemberCore {
         // For what is placed there is room already.
         let is_wished = is_wished || placed.is_some();
         let is_taken = is_wished || self.is_home_of(key) || self.takes(key, value.len());
-        if self.has_left() || !is_taken {
+        if self.has_left() || self.is_leaving() || !is_taken {
             return None;
         }
         self.touch(ask.key);

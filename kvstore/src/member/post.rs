@@ -7,6 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use futures_channel::oneshot;
 use lunette_cluster::proto::fence::Fence;
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::message::directory::{Content, ITEMS_MAX, SeatMessage, ToHome, ToOwner};
@@ -33,6 +34,9 @@ pub(crate) enum Mail {
     Quotas(Arc<QuotaList>),
     /// The node's lease, as it is known now.
     Fence(Fence),
+    /// The node is about to leave: nothing new is to be written or removed here. To be told when what was begun is done, or
+    /// has taken too long.
+    Leaving(oneshot::Sender<()>),
     /// The node has left: nothing is served from here on.
     Left,
 }

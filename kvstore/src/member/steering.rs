@@ -189,9 +189,7 @@ pub(crate) async fn steer(
                 }
             }
             Next::Steer(Steer::Leave(answer)) => {
-                for core in &cores {
-                    send(core, Mail::Left).await;
-                }
+                leave(&cores).await;
                 membership.leave().await;
                 tracing::info!(node, epoch = told.epoch.0, "left the cluster");
                 if answer.send(()).is_err() {
@@ -201,6 +199,24 @@ pub(crate) async fn steer(
             }
             Next::Over => return,
         }
+    }
+}
+
+/// Has the cores finish what they have begun, and then serve nobody.
+async fn leave(cores: &[Sender<Mail>]) {
+    let mut finishing = Vec::with_capacity(cores.len());
+    for core in cores {
+        let (done, finished) = oneshot::channel();
+        send(core, Mail::Leaving(done)).await;
+        finishing.push(finished);
+    }
+    for finished in finishing {
+        if finished.await.is_err() {
+            tracing::debug!("a core leaves what it has begun");
+        }
+    }
+    for core in cores {
+        send(core, Mail::Left).await;
     }
 }
 

@@ -444,6 +444,20 @@ impl Owner {
         self.write_again(now, Time::MAX, out);
     }
 
+    /// The node leaves its cluster: no write goes on. Nothing was done of those that were not published.
+    pub fn leave(&mut self, now: Time, out: Out<'_>) {
+        let keys: Vec<Fingerprint> = self.writes.keys().copied().collect();
+        for key in keys {
+            let write = self.writes[&key];
+            let answer = match write.stage {
+                Stage::Claiming | Stage::Claimed { .. } => WriteAnswer::Aborted,
+                Stage::Publishing(_) => WriteAnswer::Interrupted,
+            };
+            out.push(OwnerAction::Discard(write.op));
+            self.conclude(now, key, answer, out);
+        }
+    }
+
     /// "Remove all": what was published is dead, whether or not it was recorded.
     pub(super) fn clear_writes(&mut self, now: Time, out: Out<'_>) {
         let writes = self.writes.iter();

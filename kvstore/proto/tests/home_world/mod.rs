@@ -2,7 +2,7 @@
 //!
 //! Nodes have one or two cores, each a home and an owner. A coordinator renews leases, expires them,
 //! and makes a map at most once a second. The network delays, reorders, loses and doubles; nodes are
-//! cut off and come back, are killed and start again; clocks drift; "remove all" happens. Everybody has room
+//! cut off and come back, are killed or leave in order and start again; clocks drift; "remove all" happens. Everybody has room
 //! for copies: in the end there are as many as were wanted.
 
 pub(crate) mod node;
@@ -17,8 +17,10 @@ use std::time::Duration;
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::asker::{Asker, OperationId};
+use lunette_kvstore_proto::home::Home;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::AskerId;
+use lunette_kvstore_proto::owner::Owner;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::random::SplitMix64;
@@ -113,6 +115,8 @@ pub(crate) struct World {
     incarnations: u64,
     /// Whether tasks put at their own core as clients inside of nodes do.
     pub(crate) has_direct_puts: bool,
+    /// Whether nodes that end leave the cluster first, if they can.
+    leaves_in_order: bool,
     pub(crate) last_value: u64,
 }
 
@@ -142,6 +146,7 @@ impl World {
             is_coordinator_up: true,
             incarnations: 0,
             has_direct_puts: !seed.is_multiple_of(2),
+            leaves_in_order: !(seed / 2).is_multiple_of(3),
             last_value: 0,
         };
         for index in 0..count {
@@ -299,6 +304,9 @@ impl World {
             }
             Fault::Kill(node) => {
                 if self.nodes[node].is_alive {
+                    if self.leaves_in_order {
+                        self.leave(node);
+                    }
                     self.nodes[node].is_alive = false;
                     let seat = self.nodes[node].seat(0);
                     self.oracle.on_kill(self.now, seat);
@@ -325,6 +333,18 @@ impl World {
                     lease.until = lease.until.max(self.now + TTL);
                 }
             }
+        }
+    }
+
+    /// A node serves nobody any more, tells those who wait there, and gives its lease back.
+    fn leave(&mut self, index: usize) {
+        for core in 0..self.nodes[index].cores.len() {
+            let seat = self.nodes[index].seat(core);
+            self.at_owner(seat, Owner::leave);
+            self.at_home(seat, Home::leave);
+        }
+        if self.is_coordinator_up && !self.nodes[index].is_cut {
+            self.leases.remove(&index);
         }
     }
 

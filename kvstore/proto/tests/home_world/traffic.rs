@@ -202,7 +202,11 @@ impl World {
         }
     }
 
-    fn at_home(&mut self, seat: Seat, tell: impl FnOnce(&mut Home, Time, &mut Vec<HomeAction>)) {
+    pub(crate) fn at_home(
+        &mut self,
+        seat: Seat,
+        tell: impl FnOnce(&mut Home, Time, &mut Vec<HomeAction>),
+    ) {
         let Some(node) = self.index_of(seat) else {
             return;
         };

@@ -210,6 +210,15 @@ impl MemberService {
         }
     }
 
+    /// Checks whether something new may be written or removed here.
+    fn check_begin(&self, to: Seat) -> Result<(), Status> {
+        self.check(to)?;
+        if self.core.is_leaving() {
+            return Err(Status::WrongSeat);
+        }
+        Ok(())
+    }
+
     fn check_waiters(&self) -> Result<(), Status> {
         if self.core.asks.len() < WAITERS_MAX {
             Ok(())

@@ -230,7 +230,11 @@ impl MemberService {
     ) -> Result<Intake<Pending>, Status> {
         let message = AskMessage::decode(body).map_err(bad_request)?;
         let version = version_of(body)?;
-        self.check(message.to)?;
+        if message.asks.iter().all(Ask::is_read) {
+            self.check(message.to)?;
+        } else {
+            self.check_begin(message.to)?;
+        }
         self.check_waiters()?;
         let who = (message.asker, message.over_below);
         let asked = self.core.ask_all(who, message.epoch, message.asks);

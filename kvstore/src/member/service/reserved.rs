@@ -51,7 +51,7 @@ impl MemberService {
     pub(super) fn reserve(&self, body: &[u8]) -> Result<Response, Status> {
         let message = ReserveMessage::decode(body).map_err(bad_request)?;
         let version = version_of(body)?;
-        self.check(message.to)?;
+        self.check_begin(message.to)?;
         // A frame bounds the bytes that come with it; this length is a number that somebody has written.
         if message.len_bytes as usize > PAYLOAD_BYTES_MAX {
             return Err(Status::TooLarge);

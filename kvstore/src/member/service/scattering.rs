@@ -64,7 +64,7 @@ impl MemberService {
     ) -> Result<Intake<Pending>, Status> {
         let message = ScatterMessage::decode(request.body).map_err(bad_request)?;
         let version = version_of(request.body)?;
-        self.check(message.head.to)?;
+        self.check_begin(message.head.to)?;
         check_payload(&message.writes, request)?;
         if self.core.writes.len() + message.writes.len() > WAITERS_MAX {
             return Err(Status::Busy);

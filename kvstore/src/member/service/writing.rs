@@ -101,7 +101,7 @@ impl MemberService {
         let version = version_of(body)?;
         #[cfg(feature = "next-version")]
         self.count_next(version);
-        self.check(message.to)?;
+        self.check_begin(message.to)?;
         let is_manifest = message.form == Form::Striped;
         if is_manifest && len_bytes as usize != MANIFEST_BYTES {
             return Err(Status::BadRequest);

@@ -91,6 +91,12 @@ impl Ask {
         }
     }
 
+    /// Whether it changes nothing.
+    #[must_use]
+    pub const fn is_read(&self) -> bool {
+        matches!(self, Self::Lookup { .. })
+    }
+
     /// The key.
     #[must_use]
     pub const fn key(&self) -> Fingerprint {
