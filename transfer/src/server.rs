@@ -352,7 +352,10 @@ async fn serve_connection<S: Service>(
         return Ok(CloseReason::Local);
     }
     let result = match agree(&mut inbound, &outbox, options, epoch, deadline).await {
-        Ok(agreement) if counted.is_in_the_way(&agreement, options) => Ok(CloseReason::Local),
+        Ok(agreement) if counted.is_in_the_way(&agreement, options) => {
+            push_goaway(&outbox, 0);
+            Ok(CloseReason::Local)
+        }
         Ok(agreement) => {
             service.on_agreed(id, &agreement, Closer(stream.clone()));
             let mut answering = Answering {
@@ -420,6 +423,12 @@ struct Arriving<P> {
     room: Option<Room>,
 }
 
+/// Says that so many requests were read on the connection, and that no more are.
+fn push_goaway(outbox: &Outbox, read: u64) {
+    let (kind, read) = (FrameKind::Goaway, RequestId(read));
+    push_frame(outbox, kind, GOAWAY_HAS_READ, read, &[], None);
+}
+
 fn answer(outbox: &Outbox, id: RequestId, response: Response) {
     let Response {
         status,
@@ -475,8 +484,7 @@ impl<S: Service> Answering<S> {
     /// Nothing more is read. Waits until what was read is answered.
     async fn say_farewell(&self) {
         assert!(self.arriving.is_none(), "asked to between two frames");
-        let (kind, read) = (FrameKind::Goaway, RequestId(self.read));
-        push_frame(&self.outbox, kind, GOAWAY_HAS_READ, read, &[], None);
+        push_goaway(&self.outbox, self.read);
         if time::timeout(ANSWERS_WAIT, self.later.join())
             .await
             .is_err()

@@ -482,6 +482,36 @@ fn a_peer_that_leaves_says_whether_it_has_read_what_was_asked() {
     });
 }
 
+/// The same when the peer ends while a long request is still being sent, which the system refuses then.
+#[test]
+fn a_peer_that_leaves_while_it_is_asked_is_heard() {
+    const LEN: usize = 4 << 20;
+    run(|| async {
+        let (listener, address) = listen();
+        let acting = spawn_local(async move {
+            let stream = fake_peer(listener).await;
+            let (count, _) = stream.recv(vec![0; 1000], 0, 1000).await;
+            count.expect("it is open");
+            send(&stream, goaway(0)).await;
+        });
+        let mut line = line(address).await;
+        on_thread(move || {
+            line.payload(LEN).fill(7);
+            let asked = line.ask_with_payload(1, |_| {}, crc32c(&vec![7; LEN]));
+            asked.expect("it is open");
+            // By now the peer has ended, without having read what it was sent.
+            thread::sleep(Duration::from_millis(50));
+            assert_eq!(
+                answer(&mut line).expect_err("it was not read"),
+                CloseReason::Peer
+            );
+            assert!(line.is_unread());
+        })
+        .await;
+        acting.await.expect("no panic");
+    });
+}
+
 /// An answer that comes twice, or unasked, is found when the next one is looked for, or before anything is asked.
 #[test]
 fn what_a_peer_says_unasked_ends_the_line() {

@@ -55,7 +55,8 @@ pub enum Wish {
     Get,
     /// Where an object is, held or not.
     Lookup(Option<HoldWish>),
-    /// That there be no object, or no such one. Where there is another, it is [found](Outcome::Found).
+    /// That there be no object, or no such one. Where there is another, it is [found](Outcome::Found). In a cache namespace, where
+    /// an object may leave at any time, a removal of which it is not known whether it was done is asked for again.
     Remove(Only),
     /// That there be one, at this owner.
     Write(Seat, WriteAsk),
@@ -89,7 +90,7 @@ pub enum Outcome {
     Written(WriteAnswer),
     /// A removal's.
     Removed {
-        /// Whether there was an object.
+        /// Whether there was an object; of a removal that was asked for again, whether there was one then.
         found: bool,
         /// The removal's place among the writes of the key.
         version: Version,
@@ -161,6 +162,8 @@ struct Operation {
     request: RequestId,
     /// Whether this request may have been begun somewhere.
     is_begun: bool,
+    /// Whether an earlier request may have been done.
+    is_in_doubt: bool,
     /// When a write or a removal was first sent as this request.
     begun_at: Time,
     /// The map's, under which it was first sent as this request. A home refuses what is asked under an earlier map than
@@ -185,6 +188,11 @@ impl Operation {
             self.begun_at = now;
         }
         self.is_begun = true;
+    }
+
+    /// Whether it may be done twice: what is there the second time may as well have left.
+    fn is_repeatable(&self) -> bool {
+        matches!(self.wish, Wish::Remove(_)) && self.namespace == NamespaceKind::Cache
     }
 
     /// What its home is asked.
@@ -303,6 +311,7 @@ impl Asker {
             wish,
             request,
             is_begun,
+            is_in_doubt: false,
             begun_at: now,
             epoch: self.map.epoch(),
             has_no_room: false,
@@ -422,7 +431,7 @@ impl Asker {
             Answer::Removed { found, version } => {
                 self.end(id, Outcome::Removed { found, version }, out);
             }
-            Answer::Interrupted => self.end(id, Outcome::Interrupted, out),
+            Answer::Interrupted => self.doubt(now, id, out),
             Answer::Stale(epoch) => {
                 if epoch > self.map.epoch() {
                     out.push(AskerAction::MapWanted(epoch));
@@ -454,6 +463,17 @@ impl Asker {
         operation.request = request;
         operation.is_begun = false;
         operation.stage = Stage::Pausing(now + PAUSE);
+    }
+
+    /// It is not known whether it was done, and will not be.
+    fn doubt(&mut self, now: Time, id: OperationId, out: Out<'_>) {
+        let operation = self.operations.get_mut(&id).expect("under way");
+        if operation.is_repeatable() {
+            operation.is_in_doubt = true;
+            self.pause(now, id);
+        } else {
+            self.end(id, Outcome::Interrupted, out);
+        }
     }
 
     /// An owner has answered a read.
@@ -536,7 +556,7 @@ impl Asker {
             _ => return,
         };
         match answer {
-            WriteAnswer::Interrupted => self.end(id, Outcome::Interrupted, out),
+            WriteAnswer::Interrupted => self.doubt(now, id, out),
             WriteAnswer::Written { .. } | WriteAnswer::Exists { .. } | WriteAnswer::Aborted => {
                 self.end(id, Outcome::Written(answer), out);
             }
@@ -557,7 +577,8 @@ impl Asker {
         for id in ids {
             let operation = &self.operations[&id];
             if now >= operation.until {
-                let outcome = match (operation.is_begun, operation.has_no_room) {
+                let may_be_done = operation.is_begun || operation.is_in_doubt;
+                let outcome = match (may_be_done, operation.has_no_room) {
                     (true, _) => Outcome::Interrupted,
                     (false, true) => Outcome::NoRoom,
                     (false, false) => Outcome::TimedOut,
@@ -576,7 +597,7 @@ impl Asker {
                 continue;
             }
             if self.is_out_of_hearing(now, id) {
-                self.end(id, Outcome::Interrupted, out);
+                self.doubt(now, id, out);
             } else if !self.look_elsewhere(now, id) {
                 self.want_map(now, id, out);
                 self.send(now, id, out);

@@ -21,6 +21,7 @@ use lunette_runtime_core::time::Time;
 
 const KEY: Fingerprint = Fingerprint(0x5eed);
 const CACHE: NamespaceKind = NamespaceKind::Cache;
+const STRICT: NamespaceKind = NamespaceKind::Strict;
 const VERSION: Version = Version {
     epoch: Epoch(1),
     sequence: 1,
@@ -78,8 +79,12 @@ fn asker() -> Asker {
 }
 
 fn begin(asker: &mut Asker, wish: Wish) -> Vec<AskerAction> {
+    begin_in(CACHE, asker, wish)
+}
+
+fn begin_in(namespace: NamespaceKind, asker: &mut Asker, wish: Wish) -> Vec<AskerAction> {
     let mut out = Vec::new();
-    let begun = asker.begin(Time::ZERO, KEY, CACHE, wish, END, &mut out);
+    let begun = asker.begin(Time::ZERO, KEY, namespace, wish, END, &mut out);
     assert!(begun.is_ok());
     out
 }
@@ -150,14 +155,24 @@ fn answers_of_homes() {
         ),
     ];
     for (answer, to_get, to_remove) in table {
-        for (wish, expected) in [(Wish::Get, to_get), (Wish::Remove(Only::Any), to_remove)] {
+        // Where an object may leave at any time, it may as well be removed twice.
+        let to_remove_cached = match answer {
+            Answer::Interrupted => Again,
+            _ => to_remove.clone(),
+        };
+        for (namespace, wish, expected) in [
+            (CACHE, Wish::Get, to_get.clone()),
+            (STRICT, Wish::Get, to_get),
+            (CACHE, Wish::Remove(Only::Any), to_remove_cached),
+            (STRICT, Wish::Remove(Only::Any), to_remove),
+        ] {
             let mut asker = asker();
-            begin(&mut asker, wish);
+            begin_in(namespace, &mut asker, wish);
             let answer = answer.clone();
             let then = then(&mut asker, |asker, out| {
                 asker.on_answer(Time::ZERO, RequestId(1), answer.clone(), out);
             });
-            assert_eq!(then, expected, "{answer:?} to {wish:?}");
+            assert_eq!(then, expected, "{answer:?} to {wish:?}, {namespace:?}");
         }
     }
 }
@@ -424,13 +439,13 @@ fn nobody_waits_for_the_answer_of_who_has_left() {
     let other = MapMember::new(NodeId(2), 1, ([192, 0, 2, 2], 7000).into());
     let former = MapMember::new(SEAT.node, 1, ([192, 0, 2, 1], 7000).into());
     let map = |epoch, members| ClusterMap::new(Epoch(epoch), 0, members).expect("a map");
-    for wish in [
-        Wish::Remove(Only::Any),
-        Wish::Write(SEAT, ASK),
-        Wish::WriteOnce(SEAT, ASK),
+    for (namespace, wish) in [
+        (STRICT, Wish::Remove(Only::Any)),
+        (CACHE, Wish::Write(SEAT, ASK)),
+        (CACHE, Wish::WriteOnce(SEAT, ASK)),
     ] {
         let mut asker = asker();
-        begin(&mut asker, wish);
+        begin_in(namespace, &mut asker, wish);
         let mut out = Vec::new();
         let (mut now, mut wanted, mut ended) = (Time::ZERO, 0, None);
         // It is gone for a while, comes back, and leaves.
@@ -469,6 +484,51 @@ fn nobody_waits_for_the_answer_of_who_has_left() {
             (6..=10).contains(&wanted),
             "each {MAP_PAUSE:?} of 2.5 s: {wanted}"
         );
+    }
+}
+
+/// A removal that may have been done is asked for again in a cache namespace, of the next home. It is not known whether it was,
+/// until that one says so.
+#[test]
+fn a_removal_in_doubt_is_asked_for_again() {
+    let other = MapMember::new(NodeId(2), 1, ([192, 0, 2, 2], 7000).into());
+    let next = ClusterMap::new(Epoch(2), 0, vec![other]).expect("a map");
+    let removed = Outcome::Removed {
+        found: false,
+        version: VERSION,
+    };
+    for (is_answered, expected) in [(true, removed), (false, Outcome::Interrupted)] {
+        let mut asker = asker();
+        begin(&mut asker, Wish::Remove(Only::Any));
+        asker.on_map(&next);
+        let (mut now, mut out) = (Time::ZERO, Vec::new());
+        while requests(&out) != [RequestId(2)] {
+            assert!(now <= Time::ZERO + LEFT_WAIT + RESEND * 4, "{out:?}");
+            now = now + PAUSE;
+            out.clear();
+            asker.on_tick(now, &mut out);
+        }
+        assert!(
+            now >= Time::ZERO + LEFT_WAIT,
+            "its answer may be on its way"
+        );
+        let is_next = |action: &AskerAction| matches!(action, AskerAction::Ask(to, ..) if to.node == NodeId(2));
+        assert!(out.iter().any(is_next));
+        let then = then(&mut asker, |asker, out| {
+            // Nobody waits for the first any more.
+            asker.on_answer(now, RequestId(1), Answer::Miss, out);
+            let answer = if is_answered {
+                Answer::Removed {
+                    found: false,
+                    version: VERSION,
+                }
+            } else {
+                Answer::Busy
+            };
+            asker.on_answer(now, RequestId(2), answer, out);
+            asker.on_tick(END, out);
+        });
+        assert_eq!(then, Ends(expected));
     }
 }
 

@@ -171,8 +171,7 @@ impl Line {
     /// system does not take at once is sent as the [answer](Self::look) is looked for.
     ///
     /// # Errors
-    /// [`CloseReason`]: the connection has ended. Whether the peer does what was asked is unknown, unless it is
-    /// [unread](Self::is_unread).
+    /// [`CloseReason`]: the connection has ended, and nothing of the request has been sent.
     ///
     /// # Panics
     /// If something is [unanswered](Self::is_free), or the body is longer than a frame's may be.
@@ -243,6 +242,10 @@ impl Line {
         let out = &mut self.out;
         encode_frame(out, FrameKind::Request, op, id, &self.body, payload);
         let sent = self.send();
+        if self.sent > 0 {
+            // Who looks for the answer finds why the rest cannot be sent.
+            return Ok(());
+        }
         self.note(sent)
     }
 
@@ -312,7 +315,8 @@ impl Line {
         &mut self,
         sink: &mut impl LineSink,
     ) -> Result<Option<Result<(), CallError>>, CloseReason> {
-        self.send()?;
+        // Who reads no more may have said what it has read before it ended.
+        let sent = self.send();
         loop {
             let payload_left = match self.step(sink)? {
                 Next::Ended(ended) => {
@@ -322,7 +326,7 @@ impl Line {
                 Next::Bytes { payload_left } => payload_left,
             };
             match self.receive(sink, payload_left)? {
-                None => return Ok(None),
+                None => return sent.map(|()| None),
                 Some(0) => {
                     self.receiver.on_eof()?;
                     return Err(CloseReason::Peer);
