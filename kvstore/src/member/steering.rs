@@ -20,6 +20,7 @@ use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::Generation;
 use lunette_runtime::{JoinError, Scope, Sender, entropy, time};
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::time::Time;
 
 use super::{ClusterOptions, Mail, QuotaList};
 use crate::error::ClusterError;
@@ -153,6 +154,7 @@ pub(crate) async fn steer(
     let mut joining: Vec<oneshot::Sender<Result<ClusterMap, Refusal>>> = Vec::new();
     let mut clearing: Vec<Clear> = Vec::new();
     let setting = Scope::new();
+    let mut departure: Option<Departure> = None;
     let mut changed = Box::pin(next_change(Rc::clone(&membership)));
     loop {
         told.tell(&membership, &cores).await;
@@ -162,7 +164,15 @@ pub(crate) async fn steer(
         }
         answer_joined(&membership, &mut joining);
         clearing = clear(&membership, clearing);
-        let look = pin!(time::sleep(FENCE_LOOK));
+        let left = departure
+            .as_ref()
+            .map(|departure| departure.at.since(time::now()));
+        if left == Some(Duration::ZERO) {
+            break;
+        }
+        let look = pin!(time::sleep(
+            left.map_or(FENCE_LOOK, |left| left.min(FENCE_LOOK))
+        ));
         match next(&mut changed, look, (&mut steering, &mut asked)).await {
             Next::Changed => changed = Box::pin(next_change(Rc::clone(&membership))),
             Next::Look => {}
@@ -189,16 +199,41 @@ pub(crate) async fn steer(
                 }
             }
             Next::Steer(Steer::Leave(answer)) => {
-                leave(&cores).await;
-                membership.leave().await;
-                tracing::info!(node, epoch = told.epoch.0, "left the cluster");
-                if answer.send(()).is_err() {
-                    tracing::debug!("whoever asked for it is gone");
-                }
-                return;
+                let at = departs_at(&membership);
+                let asked = departure.get_or_insert(Departure {
+                    at,
+                    asked: Vec::new(),
+                });
+                asked.asked.push(answer);
             }
             Next::Over => return,
         }
+    }
+    leave(&cores).await;
+    membership.leave().await;
+    tracing::info!(node, epoch = told.epoch.0, "left the cluster");
+    for asked in departure.into_iter().flat_map(|departure| departure.asked) {
+        if asked.send(()).is_err() {
+            tracing::debug!("whoever asked for it is gone");
+        }
+    }
+}
+
+/// The node is to leave.
+struct Departure {
+    at: Time,
+    asked: Vec<oneshot::Sender<()>>,
+}
+
+/// When a node leaves that is to leave now: others are to serve at once what it has served, so that a map without it has to
+/// be possible.
+fn departs_at(membership: &Membership) -> Time {
+    let map = membership.map().filter(|_| membership.is_serving());
+    let has_others = map.is_some_and(|map| map.members().len() > 1);
+    if has_others {
+        membership.map_may_change_at()
+    } else {
+        time::now()
     }
 }
 

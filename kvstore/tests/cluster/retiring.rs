@@ -7,7 +7,7 @@ use std::time::Duration;
 use lunette_kvstore::{ClusterClient, PutOptions, StoreErrorKind, Stored, Value};
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::WriteKind;
-use lunette_runtime::time;
+use lunette_runtime::{spawn_local, time};
 use lunette_runtime_core::ids::NodeId;
 
 use super::on_each_driver::run;
@@ -88,6 +88,33 @@ fn changes_go_on_soon_after_a_member_has_left_or_come() {
         change_soon(&client, 0..30).await;
         scene.add(64 * MIB).await;
         change_soon(&client, 30..60).await;
+    });
+}
+
+/// A member that is to leave right after the map has changed serves until it may change again: nobody waits for that.
+#[test]
+fn who_leaves_serves_until_others_can() {
+    run(WORLDS, || async {
+        let mut scene = Scene::of(2, 64 * MIB).await;
+        let client = scene.client().await;
+        for n in 0..60 {
+            scene.put(&client, n, 1, LEN).await;
+        }
+        let held = scene.held_by(&client, 1).await;
+        assert!(0 < held && held < 60, "{held}");
+        scene.add(64 * MIB).await;
+        let leaving = spawn_local(scene.first_leaves());
+        let keys: Vec<_> = (0..60).map(key).collect();
+        let mut longest = Duration::ZERO;
+        while !leaving.is_finished() || client.map().members().len() > 2 {
+            let begun = time::now();
+            let exist = client.exists(&keys).await;
+            assert!(exist.is_ok(), "{exist:?}");
+            longest = longest.max(time::now().since(begun));
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        // The map is changed once a second at most.
+        assert!(longest < Duration::from_millis(600), "{longest:?}");
     });
 }
 

@@ -1,6 +1,7 @@
 //! A coordinator, some members, and clients, all on the core of the test.
 
 use std::collections::BTreeSet;
+use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
@@ -284,6 +285,12 @@ impl Scene {
         let node = self.nodes.remove(0);
         node.leave().await.expect("a member");
         self.agree().await;
+    }
+
+    /// The first member leaves, at once.
+    pub(crate) fn first_leaves(&mut self) -> impl Future<Output = ()> + use<> {
+        let node = self.nodes.remove(0);
+        async move { node.leave().await.expect("a member") }
     }
 
     pub(crate) fn retire_first(&self) {

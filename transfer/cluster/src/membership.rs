@@ -200,6 +200,12 @@ impl Membership {
         }
     }
 
+    /// From when on the map may change again, as far as is known: see [`Member::map_may_change_at`].
+    #[must_use]
+    pub fn map_may_change_at(&self) -> Time {
+        self.state.member.borrow().map_may_change_at()
+    }
+
     /// Asks to be emptied: the next map has this node without weight.
     pub fn drain(&self) {
         self.state.member.borrow_mut().drain(time::now());

@@ -163,6 +163,14 @@ impl Member {
         self.phase == Phase::Joined
     }
 
+    /// From when on the map may change again, as far as it knows: a member that leaves before is in the map until then, and
+    /// what it serves nobody does.
+    #[must_use]
+    pub fn map_may_change_at(&self) -> Time {
+        let seen = self.view.map_seen;
+        seen.map_or(Time::ZERO, |seen| seen + MAP_CHANGE_MIN)
+    }
+
     /// The newest map that it knows, also while it is cut off.
     #[must_use]
     pub fn map(&self) -> Option<&ClusterMap> {
