@@ -339,6 +339,14 @@ impl Asker {
         first.unwrap_or(RequestId(self.last_request + 1))
     }
 
+    /// The operation is over, whatever the asker thinks of it: nobody waits for it, or who was asked will never do it. Nothing of
+    /// it is sent any more, and nothing that is told of it is heard. One that has ended is none.
+    pub fn give_up(&mut self, id: OperationId) {
+        if let Some(operation) = self.operations.remove(&id) {
+            self.by_request.remove(&operation.request);
+        }
+    }
+
     fn new_request(&mut self, id: OperationId) -> RequestId {
         self.last_request += 1;
         let request = RequestId(self.last_request);

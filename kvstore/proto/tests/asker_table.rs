@@ -608,6 +608,32 @@ fn what_did_nothing_is_not_sent_again_when_little_time_is_left() {
     }
 }
 
+/// An operation that is given up takes no room, and is not heard of any more.
+#[test]
+fn what_is_given_up_is_over() {
+    for wish in [Wish::Get, Wish::Remove(Only::Any), Wish::Write(SEAT, ASK)] {
+        let (mut asker, mut out) = (asker(), Vec::new());
+        let mut last = RequestId(0);
+        for _ in 0..=OPERATIONS_MAX {
+            out.clear();
+            let begun = asker.begin(Time::ZERO, KEY, CACHE, wish, END, &mut out);
+            let id = begun.expect("those before it are over");
+            last = requests(&out)[0];
+            assert_eq!(asker.over_below(), last);
+            asker.give_up(id);
+            asker.give_up(id);
+        }
+        assert_eq!((asker.under_way(), asker.operation_of(last)), (0, None));
+        assert!(asker.over_below() > last, "it is not sent again");
+        out.clear();
+        asker.on_answer(Time::ZERO, last, Answer::Miss, &mut out);
+        asker.on_written(Time::ZERO, last, WriteAnswer::Interrupted, &mut out);
+        asker.on_unreached(Time::ZERO, last, Duration::ZERO, &mut out);
+        asker.on_tick(END, &mut out);
+        assert_eq!(out, [], "{wish:?}");
+    }
+}
+
 #[test]
 fn operations_are_bounded_on_both_sides() {
     let mut asker = asker();

@@ -209,7 +209,9 @@ impl Asking {
                 None => ended.await.ok(),
                 Some((kind, room)) => return Ended::failed(kind, room),
             };
-            drop(wanted);
+            if ended.is_some() {
+                wanted.has_ended();
+            }
             ended.unwrap_or_else(|| Ended::failed(StoreErrorKind::ShutDown, None))
         }
     }
@@ -356,6 +358,7 @@ impl Asking {
 
     /// The node will never do this: the operation ends, whatever the asker thinks of it.
     pub(super) fn fail(&self, id: OperationId, kind: StoreErrorKind) {
+        self.asker.borrow_mut().give_up(id);
         self.table.borrow_mut().end(id, Err(kind));
     }
 
@@ -449,9 +452,17 @@ impl Asking {
 /// A get or a write that somebody waits for: dropped, it is given up.
 struct Wanted(Option<(Rc<Asking>, OperationId)>);
 
+impl Wanted {
+    /// It is in no table any more.
+    fn has_ended(&mut self) {
+        self.0 = None;
+    }
+}
+
 impl Drop for Wanted {
     fn drop(&mut self) {
         if let Some((asking, id)) = self.0.take() {
+            asking.asker.borrow_mut().give_up(id);
             // Its room and its value go with it, or with the call that has them.
             let given_up = asking.table.borrow_mut().give_up(id);
             drop(given_up);

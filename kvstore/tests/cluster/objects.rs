@@ -1,9 +1,12 @@
 //! Objects in pieces, in parts and in batches.
 
+use std::future::{Future, poll_fn};
+use std::task::Poll;
 use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{Fetched, PutOptions, StoreErrorKind, Stored, VALUE_PIECES_MAX, Value};
+use lunette_kvstore_proto::asker::OPERATIONS_MAX;
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::{AskerId, GetMessage};
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
@@ -11,7 +14,7 @@ use lunette_kvstore_proto::range::{ByteRange, RANGES_MAX};
 use lunette_runtime::arena;
 use lunette_runtime::arena::Exposed;
 use lunette_runtime_core::ids::RequestId;
-use lunette_transfer::{Attachments, Room, WriteSource};
+use lunette_transfer::{Attachments, CallError, Room, WriteSource};
 
 use super::on_each_driver::run;
 use super::scene::{Scene, key, pattern, room, stranger};
@@ -48,6 +51,29 @@ const fn range(offset_bytes: u64, len_bytes: u32) -> ByteRange {
         offset_bytes,
         len_bytes,
     }
+}
+
+/// Gets that end early, since their room is too short or nobody waits for them any more, take no room among those under way.
+#[test]
+fn many_gets_may_end_early() {
+    run(1, || async {
+        let scene = Scene::of(2, 64 * MIB).await;
+        let client = scene.client().await;
+        scene.put(&client, 1, 1, 100).await;
+        for _ in 0..=OPERATIONS_MAX {
+            let failure = client.get(&key(1), room(99)).await;
+            let kind = failure.expect_err("it does not fit").error.kind;
+            let is_too_long = matches!(kind, StoreErrorKind::Call(CallError::TooLong { .. }));
+            assert!(is_too_long, "{kind}");
+        }
+        for _ in 0..=OPERATIONS_MAX {
+            let name = key(1);
+            let mut get = Box::pin(client.get(&name, room(100)));
+            let begun = poll_fn(|cx| Poll::Ready(get.as_mut().poll(cx).is_pending())).await;
+            assert!(begun, "it is asked for");
+        }
+        scene.expect_value(&client, 1, 1, 100).await;
+    });
 }
 
 #[test]
