@@ -103,18 +103,22 @@ fn check(node: SocketAddr, connection: &Connection) -> Result<(), ClusterError> 
 pub(super) async fn keep(asking: Rc<Asking>, seeds: Vec<SocketAddr>) {
     let mut pause = LOOK_MIN;
     loop {
+        let looked = time::now();
         let is_wanted = time::timeout(MAP_LOOK, asking.stale.raised()).await.is_ok();
+        let wanted = time::now();
         let map = if is_wanted {
             newer(&asking, &seeds).await
         } else {
             look(&asking).await
         };
+        // What was looked for in vain so long ago is another matter.
+        let is_again = is_wanted && wanted.since(looked) < LOOK_PAUSE_MAX;
         pause = match map {
             Some(map) => {
                 asking.on_map(map);
                 LOOK_MIN
             }
-            None if is_wanted => LOOK_PAUSE_MAX.min(pause * 2),
+            None if is_again => LOOK_PAUSE_MAX.min(pause * 2),
             None => LOOK_MIN,
         };
         time::sleep(pause).await;
