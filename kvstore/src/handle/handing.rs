@@ -323,9 +323,8 @@ impl Handing {
     /// [`StoreError`] for each, as of [`StoreHandle::put`]: `Interrupted` if the other process has ended, or has not answered
     /// in time, or yet.
     pub fn finish(mut self) -> Pending<Vec<Result<Stored, StoreError>>> {
-        for (object, _) in self.asked.drain(..) {
-            let interrupted = StoreError::local(StoreErrorKind::Interrupted);
-            self.stored[object.index] = Some(Err(interrupted));
+        while let Some((object, asked)) = self.asked.pop_front() {
+            self.end(object, asked.look().unwrap_or(Outcome::Unanswered));
         }
         let (others, stored) = (&mut self.others, &mut self.stored);
         self.sending

@@ -178,25 +178,14 @@ pub(crate) async fn steer(
             Next::Look => {}
             Next::Steer(Steer::Joined(answer)) => joining.push(answer),
             Next::Steer(Steer::Drain) => membership.drain(),
-            Next::Steer(Steer::Clear(_)) if clearing.len() >= CLEARING_MAX => {
-                tracing::warn!(node, "too many wait for everything to be removed");
-            }
-            Next::Steer(Steer::Clear(answer)) => {
-                let clear = Clear {
-                    generation: None,
-                    answer,
-                };
-                clearing.push(clear);
-            }
+            Next::Steer(Steer::Clear(answer)) => Clear::begin(answer, &mut clearing),
             Next::Steer(Steer::Quota {
                 tenant,
                 quota_bytes,
                 answer,
             }) => {
                 let set = set_quota(Rc::clone(&membership), (tenant, quota_bytes), answer);
-                if let Err(error) = setting.spawn(set) {
-                    tracing::warn!(node, %error, "a quota is not set");
-                }
+                begin(&setting, set);
             }
             Next::Steer(Steer::Leave(answer)) => {
                 let at = departs_at(&membership);
@@ -216,6 +205,12 @@ pub(crate) async fn steer(
         if asked.send(()).is_err() {
             tracing::debug!("whoever asked for it is gone");
         }
+    }
+}
+
+fn begin(setting: &Scope, set: impl Future<Output = ()> + 'static) {
+    if let Err(error) = setting.spawn(set) {
+        tracing::warn!(%error, "a quota is not set");
     }
 }
 
@@ -315,6 +310,19 @@ struct Clear {
     /// Its generation, once that is known.
     generation: Option<u64>,
     answer: oneshot::Sender<(Epoch, Generation)>,
+}
+
+impl Clear {
+    /// One more, if there are not too many.
+    fn begin(answer: oneshot::Sender<(Epoch, Generation)>, clearing: &mut Vec<Self>) {
+        if clearing.len() >= CLEARING_MAX {
+            return tracing::warn!("too many wait for everything to be removed");
+        }
+        clearing.push(Self {
+            generation: None,
+            answer,
+        });
+    }
 }
 
 /// Brings each further: those that are not done.

@@ -81,7 +81,7 @@ pub(crate) enum Outcome {
     Answered(WriteAnswer),
     /// Nothing was done.
     Refused(Status),
-    /// The lane has ended, or there was no answer in time: nobody knows.
+    /// The lane has ended after the core had looked at it, or there was no answer in time: nobody knows.
     Unanswered,
 }
 
@@ -254,6 +254,19 @@ impl Lane {
         }
     }
 
+    /// Takes back what the core has not looked at and never will, as if it had refused it. Whether that is so: whoever clears a
+    /// slot's bit has what was asked there.
+    fn take_back(&self, slot: u32) -> bool {
+        let bit = 1 << slot;
+        if self.words[SUBMITTED].fetch_and(!bit, Ordering::AcqRel) & bit == 0 {
+            return false;
+        }
+        let status = u64::from(Status::Unavailable.code());
+        self.words[at(slot, STATUS)].store(status, Ordering::Relaxed);
+        self.words[at(slot, STATE)].store(ANSWERED, Ordering::Release);
+        true
+    }
+
     fn is_answered(&self, slot: u32) -> bool {
         is_answered(&self.words, slot)
     }
@@ -324,9 +337,17 @@ impl HandedOver {
         if self.lane.is_answered(self.slot) {
             return Some(self.lane.answer(self.slot));
         }
+        if !self.lane.is_over() {
+            return None;
+        }
         // It may have been answered just before.
-        let is_over = self.lane.is_over() && !self.lane.is_answered(self.slot);
-        is_over.then_some(Outcome::Unanswered)
+        Some(
+            if self.lane.is_answered(self.slot) || self.lane.take_back(self.slot) {
+                self.lane.answer(self.slot)
+            } else {
+                Outcome::Unanswered
+            },
+        )
     }
 
     /// As [`look`](Self::look), after its time is over: `Unanswered` then.
@@ -388,6 +409,34 @@ mod tests {
         let who = (AskerId(1), Duration::from_secs(1));
         let lane = Lane::new((seat, FormatVersion(1)), who, words, waker).expect("words");
         (Arc::new(lane.0), listener, channel)
+    }
+
+    /// Of what a core has not looked at when its lane ends it is known that nothing was done; not of what it has.
+    #[test]
+    fn what_nobody_has_looked_at_is_taken_back_when_the_lane_ends() {
+        let name = format!("lunette-lane-ends-{}", std::process::id());
+        block_on(None, CoreOptions::default(), move || async move {
+            let (lane, _listener, _channel) = lane(&name);
+            let ask = || {
+                lane.ask(10, |_, _| {}, |_, _, _| {})
+                    .expect("there is room")
+            };
+            let looked_at = ask();
+            assert_eq!(lane.words[SUBMITTED].swap(0, Ordering::Acquire), 1);
+            let unseen = ask();
+            assert_eq!((looked_at.look(), unseen.look()), (None, None));
+            lane.end();
+            for _twice in 0..2 {
+                assert_eq!(looked_at.look(), Some(Outcome::Unanswered));
+                assert_eq!(unseen.look(), Some(Outcome::Refused(Status::Unavailable)));
+            }
+            assert_eq!(
+                lane.words[SUBMITTED].load(Ordering::Acquire),
+                0,
+                "it is not seen any more"
+            );
+        })
+        .expect("a core");
     }
 
     #[test]

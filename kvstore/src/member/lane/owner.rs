@@ -131,6 +131,7 @@ impl Taken {
 impl Drop for Taken {
     fn drop(&mut self) {
         self.lane.is_over.set(true);
+        self.lane.refuse_the_rest();
         let lanes = &self.core.lanes;
         let mut taken = lanes.taken.borrow_mut();
         taken.retain(|lane| !Rc::ptr_eq(lane, &self.lane));
@@ -182,6 +183,16 @@ impl OwnerLane {
             done += 1;
         }
         done
+    }
+
+    /// Refuses what has not been begun.
+    fn refuse_the_rest(&self) {
+        let asked = self.words[SUBMITTED].swap(0, Ordering::Acquire);
+        let unbegun = (asked | self.left.take()) & !self.under_way.get();
+        self.under_way.set(self.under_way.get() | unbegun);
+        for slot in bits_of(unbegun) {
+            self.answer(slot, Err(Status::WrongSeat));
+        }
     }
 
     /// The thread has asked, or woken the core.
@@ -371,7 +382,7 @@ fn checked<'a>(
     if message.form != Form::Whole || value_len > HANDED_BYTES_MAX {
         return Err(Status::BadRequest);
     }
-    if message.to != core.seat() || core.has_left() {
+    if message.to != core.seat() || core.has_left() || core.is_leaving() {
         return Err(Status::WrongSeat);
     }
     if core.writes.len() >= WAITERS_MAX {
