@@ -1,7 +1,9 @@
 //! Members that are emptied, to be stopped later, and those that leave.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::{ClusterClient, PutOptions, StoreErrorKind, Stored, Value};
@@ -115,6 +117,59 @@ fn who_leaves_serves_until_others_can() {
         }
         // The map is changed once a second at most.
         assert!(longest < Duration::from_millis(600), "{longest:?}");
+    });
+}
+
+/// Puts, upserts and removes objects of its own until it is told to stop: how many, and what failed.
+async fn change_all(
+    client: ClusterClient,
+    who: usize,
+    stop: Rc<Cell<bool>>,
+) -> (usize, Vec<StoreErrorKind>) {
+    let (mut done, mut failed) = (0, Vec::new());
+    while !stop.get() {
+        let n = who * 1000 + done / 3 % 50;
+        let upsert = PutOptions {
+            kind: WriteKind::Upsert,
+            ..PutOptions::default()
+        };
+        let value = || Value::new(pattern(n, LEN));
+        let changed = match done % 3 {
+            0 => client
+                .put(&key(n), value(), PutOptions::default())
+                .await
+                .err(),
+            1 => client.put(&key(n), value(), upsert).await.err(),
+            _ => client.remove(&[key(n)]).await.swap_remove(0).err(),
+        };
+        failed.extend(changed.map(|error| error.kind));
+        done += 1;
+    }
+    (done, failed)
+}
+
+/// What a member has begun when it leaves it finishes, or says that it did not do it, to who asks by a home, by an owner, or
+/// is an owner itself.
+#[test]
+fn nothing_is_in_doubt_when_a_member_leaves() {
+    run(WORLDS * 2, || async {
+        let mut scene = Scene::of(3, 64 * MIB).await;
+        let stop = Rc::new(Cell::new(false));
+        let mut changing = Vec::new();
+        for who in 0..6 {
+            let client = scene.client().await;
+            changing.push(spawn_local(change_all(client, who, Rc::clone(&stop))));
+        }
+        time::sleep(Duration::from_millis(50)).await;
+        let left = scene.first_leaves().await;
+        time::sleep(Duration::from_millis(700)).await;
+        stop.set(true);
+        for changing in changing {
+            let (done, failed) = changing.await.expect("no panic");
+            assert!(done > 30, "{done}");
+            assert_eq!(failed, [], "of {done}");
+        }
+        drop(left);
     });
 }
 

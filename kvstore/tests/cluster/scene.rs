@@ -288,9 +288,12 @@ impl Scene {
     }
 
     /// The first member leaves, at once.
-    pub(crate) fn first_leaves(&mut self) -> impl Future<Output = ()> + use<> {
+    pub(crate) fn first_leaves(&mut self) -> impl Future<Output = SeatedNode> + use<> {
         let node = self.nodes.remove(0);
-        async move { node.leave().await.expect("a member") }
+        async move {
+            node.leave().await.expect("a member");
+            node
+        }
     }
 
     pub(crate) fn retire_first(&self) {
