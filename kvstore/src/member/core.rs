@@ -195,11 +195,36 @@ impl MemberCore {
             while !core.is_finished() && time::now() < until {
                 time::sleep(LEAVE_LOOK).await;
             }
+            // What was written meanwhile.
+            if core.parks() {
+                Rc::clone(&core).park(until + LEAVE_WAIT).await;
+            }
             if done.send(()).is_err() {
                 tracing::debug!("nobody waits for this core to leave");
             }
         });
         drop(finishing);
+    }
+
+    fn parks(&self) -> bool {
+        (self.tier.get()).is_some_and(|tier| tier.park_timeout() > Duration::ZERO)
+    }
+
+    /// Has its drive take what only memory has, for as long as that may last, and says when it is done.
+    pub(crate) fn begin_to_park(self: &Rc<Self>, done: oneshot::Sender<()>) {
+        let timeout = self.tier.get().map(Tier::park_timeout);
+        let Some(timeout) = timeout.filter(|_| self.parks()) else {
+            // Who waits is told by that.
+            return drop(done);
+        };
+        let core = Rc::clone(self);
+        let parking = spawn_local(async move {
+            core.park(time::now() + timeout).await;
+            if done.send(()).is_err() {
+                tracing::debug!("nobody waits for this core to park");
+            }
+        });
+        drop(parking);
     }
 
     /// Whether nobody waits for something that is under way here.

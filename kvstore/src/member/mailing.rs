@@ -128,6 +128,7 @@ pub(super) async fn take_mail(core: Rc<MemberCore>, seats: Rc<Seats>, mut mail: 
             }
             Mail::Quotas(list) => core.on_quotas(list),
             Mail::Fence(fence) => core.on_fence(fence),
+            Mail::Park(done) => core.begin_to_park(done),
             Mail::Leaving(done) => core.begin_to_leave(done),
             Mail::Left => core.leave(),
         }

@@ -39,11 +39,13 @@
 //! | `waiters` | requests whose answers come later |
 //! | `life` | a file that says which lives of the node are over |
 //! | `steering` | the membership, and what it tells the cores |
+//! | `departing` | what it does before it leaves |
 
 mod bytes;
 mod catalogue;
 mod core;
 mod deeds;
+mod departing;
 mod direct;
 mod grouping;
 mod lane;

@@ -34,6 +34,8 @@ pub(crate) enum Mail {
     Quotas(Arc<QuotaList>),
     /// The node's lease, as it is known now.
     Fence(Fence),
+    /// The node is to leave: its drive is to take what only memory has. To be told when that is done, or has taken too long.
+    Park(oneshot::Sender<()>),
     /// The node is about to leave: nothing new is to be written or removed here. To be told when what was begun is done, or
     /// has taken too long.
     Leaving(oneshot::Sender<()>),

@@ -20,8 +20,8 @@ use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::Generation;
 use lunette_runtime::{JoinError, Scope, Sender, entropy, time};
 use lunette_runtime_core::ids::NodeId;
-use lunette_runtime_core::time::Time;
 
+use super::departing::{Departure, Parking, finish};
 use super::{ClusterOptions, Mail, QuotaList};
 use crate::error::ClusterError;
 
@@ -58,6 +58,8 @@ enum Next {
     Changed,
     Look,
     Steer(Steer),
+    /// What only memory had is on drives.
+    Parked,
     Over,
 }
 
@@ -164,16 +166,15 @@ pub(crate) async fn steer(
         }
         answer_joined(&membership, &mut joining);
         clearing = clear(&membership, clearing);
-        let left = departure
-            .as_ref()
-            .map(|departure| departure.at.since(time::now()));
+        let left = departure.as_ref().map(|departure| departure.left());
         if left == Some(Duration::ZERO) {
             break;
         }
         let look = pin!(time::sleep(
             left.map_or(FENCE_LOOK, |left| left.min(FENCE_LOOK))
         ));
-        match next(&mut changed, look, (&mut steering, &mut asked)).await {
+        let parking = departure.as_mut().and_then(Departure::parking);
+        match next((&mut changed, parking), look, (&mut steering, &mut asked)).await {
             Next::Changed => changed = Box::pin(next_change(Rc::clone(&membership))),
             Next::Look => {}
             Next::Steer(Steer::Joined(answer)) => joining.push(answer),
@@ -188,65 +189,27 @@ pub(crate) async fn steer(
                 begin(&setting, set);
             }
             Next::Steer(Steer::Leave(answer)) => {
-                let at = departs_at(&membership);
-                let asked = departure.get_or_insert(Departure {
-                    at,
-                    asked: Vec::new(),
-                });
-                asked.asked.push(answer);
+                let begun = match departure.take() {
+                    Some(begun) => begun,
+                    None => Departure::begin(&cores, &membership).await,
+                };
+                departure = Some(begun.asked_by(answer));
             }
+            Next::Parked => departure
+                .iter_mut()
+                .for_each(|departure| departure.has_parked(&membership)),
             Next::Over => return,
         }
     }
-    leave(&cores).await;
+    finish(&cores).await;
     membership.leave().await;
     tracing::info!(node, epoch = told.epoch.0, "left the cluster");
-    for asked in departure.into_iter().flat_map(|departure| departure.asked) {
-        if asked.send(()).is_err() {
-            tracing::debug!("whoever asked for it is gone");
-        }
-    }
+    departure.into_iter().for_each(Departure::end);
 }
 
 fn begin(setting: &Scope, set: impl Future<Output = ()> + 'static) {
     if let Err(error) = setting.spawn(set) {
         tracing::warn!(%error, "a quota is not set");
-    }
-}
-
-/// The node is to leave.
-struct Departure {
-    at: Time,
-    asked: Vec<oneshot::Sender<()>>,
-}
-
-/// When a node leaves that is to leave now: others are to serve at once what it has served, so that a map without it has to
-/// be possible.
-fn departs_at(membership: &Membership) -> Time {
-    let map = membership.map().filter(|_| membership.is_serving());
-    let has_others = map.is_some_and(|map| map.members().len() > 1);
-    if has_others {
-        membership.map_may_change_at()
-    } else {
-        time::now()
-    }
-}
-
-/// Has the cores finish what they have begun, and then serve nobody.
-async fn leave(cores: &[Sender<Mail>]) {
-    let mut finishing = Vec::with_capacity(cores.len());
-    for core in cores {
-        let (done, finished) = oneshot::channel();
-        send(core, Mail::Leaving(done)).await;
-        finishing.push(finished);
-    }
-    for finished in finishing {
-        if finished.await.is_err() {
-            tracing::debug!("a core leaves what it has begun");
-        }
-    }
-    for core in cores {
-        send(core, Mail::Left).await;
     }
 }
 
@@ -266,13 +229,19 @@ async fn next_change(membership: Rc<Membership>) {
 }
 
 async fn next(
-    changed: &mut Pin<Box<impl Future<Output = ()>>>,
+    (changed, mut parking): (&mut Pin<Box<impl Future<Output = ()>>>, Option<Parking<'_>>),
     mut look: Pin<&mut impl Future<Output = ()>>,
     (steering, asked): (&mut mpsc::Receiver<Steer>, &mut mpsc::Receiver<Steer>),
 ) -> Next {
     poll_fn(|cx| {
         if changed.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Next::Changed);
+        }
+        if parking
+            .as_mut()
+            .is_some_and(|parking| parking.as_mut().poll(cx).is_ready())
+        {
+            return Poll::Ready(Next::Parked);
         }
         match Pin::new(&mut *steering).poll_next(cx) {
             Poll::Ready(Some(steer)) => return Poll::Ready(Next::Steer(steer)),
@@ -438,7 +407,7 @@ impl Told {
     }
 }
 
-async fn send(core: &Sender<Mail>, mail: Mail) {
+pub(super) async fn send(core: &Sender<Mail>, mail: Mail) {
     if core.send(mail).await.is_err() {
         tracing::debug!("a core has ended already");
     }

@@ -11,7 +11,7 @@ use lunette_kvstore::{
 };
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::sim::{DiskOptions, WorldOptions};
-use lunette_runtime::time;
+use lunette_runtime::{spawn_local, time};
 
 use super::on_each_driver::run;
 use super::scene::{
@@ -391,6 +391,40 @@ fn a_drive_whose_index_is_full_lets_the_oldest_go_and_goes_on() {
         }
         // Memory alone has room for some 2,500 of them.
         assert!(found > 3600, "the newest are there: {found}, {drive:?}");
+    });
+}
+
+/// What a member's memory has is on its drive when it has left, what is written meanwhile too.
+#[test]
+fn who_leaves_parks_what_only_its_memory_has() {
+    const FEW: usize = 60;
+    run(WORLDS, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut scene = scene(2, folder.path()).await;
+        let client = scene.client().await;
+        fill(&client, FEW, LEN, PutOptions::default()).await;
+        let records = |drives: Vec<DriveReport>| drives.iter().map(|drive| drive.records).sum();
+        let before: u64 = records(drives(&scene).await);
+        assert_eq!(before, 0, "memory has room for them");
+        let leaving = spawn_local(scene.first_leaves());
+        let mut more = FEW;
+        while !leaving.is_finished() {
+            put_in_time(&client, more, LEN / 100, PutOptions::default()).await;
+            more += 1;
+            time::sleep(Duration::from_millis(5)).await;
+        }
+        let left = leaving.await.expect("no panic");
+        let [report] = &left.watch().report().await.expect("it answers")[..] else {
+            panic!("it has one core");
+        };
+        let drive = report.member.as_ref().and_then(|member| member.drive);
+        let records = drive.expect("it has a drive").records;
+        assert!(records > 0, "it had some");
+        assert_eq!(
+            records, report.stat.shards.entries,
+            "all that its memory has"
+        );
+        assert!(more > FEW);
     });
 }
 

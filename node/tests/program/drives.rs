@@ -188,6 +188,49 @@ fn a_node_that_was_killed_comes_back_with_what_its_drive_has() {
     assert!(metric(&node, "reads_total") > 0.0);
 }
 
+/// Fits the memory of two members, a half of it in each.
+const FEW: usize = 40;
+
+/// A node that is asked to end has its drive take what only its memory has, unless it is told not to.
+#[test]
+fn a_node_that_ends_in_good_order_comes_back_with_what_its_memory_had() {
+    for parks in [true, false] {
+        let town = Town::new();
+        let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+        let one = drive(folders[0].path());
+        let timeout = ["--drive-park-timeout", if parks { "10" } else { "0" }];
+        let one = [&one[..], &timeout[..]].concat();
+        let mut node = Node::spawn(&mut town.member(1, &one));
+        let other = Node::spawn(&mut town.member(2, &drive(folders[1].path())));
+        await_members(&other, 2);
+        let count = || {
+            with_client(&other, PATIENT, |client| async move {
+                found(&client, FEW).await
+            })
+        };
+        with_client(&other, PATIENT, |client| async move {
+            put_all(&client, FEW).await;
+        });
+        assert_eq!(count(), FEW);
+        let on_drive = metric(&node, "objects");
+        assert!(on_drive < 5.0, "they fit its memory: {on_drive}");
+        send(&node.child, Signal::TERM);
+        assert_eq!(node.wait().0, Some(0));
+        await_members(&other, 1);
+        let without = count();
+        assert!(without < FEW, "it had some");
+        let node = Node::spawn(&mut town.member(1, &one));
+        await_members(&other, 2);
+        if parks {
+            await_that("all are back", || count() == FEW);
+        } else {
+            thread::sleep(Duration::from_secs(1));
+            assert!(count() < FEW);
+        }
+        drop(node);
+    }
+}
+
 /// Homes remember removals, and those of a member that was alone are gone with it. So what it had is not believed: else
 /// what was removed could come back.
 #[test]

@@ -29,18 +29,21 @@
 //! | `fetching` | copies come back |
 //! | `streaming` | long ones are sent while they do |
 //! | `notes` | what a record tells of its copy |
+//! | `parking` | what only memory has when the node ends |
 //! | `returning` | what a former life of the core left |
 
 mod fetching;
 mod keeping;
 mod notes;
 mod opening;
+mod parking;
 mod returning;
 mod streaming;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::Duration;
 
 use lunette_kvstore_log::effect::AppendRefused;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
@@ -75,6 +78,8 @@ pub(crate) struct Tier {
     fetching: Rc<Cell<usize>>,
     /// Until when nothing is [streamed](MemberCore::stream).
     is_slow_until: Cell<Time>,
+    /// [`TierOptions::park_timeout`].
+    park_timeout: Duration,
     counts: TierCounts,
 }
 

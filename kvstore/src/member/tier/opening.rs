@@ -25,6 +25,8 @@ const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 const SEGMENT_BYTES_MAX: u64 = 64 << 20;
 /// [`TierOptions::object_bytes`] where nothing else is said.
 const OBJECT_BYTES: u64 = 64 << 10;
+/// [`TierOptions::park_timeout`], where nobody says.
+const PARK_TIMEOUT: Duration = Duration::from_secs(10);
 const RECORDS_MIN: u64 = 4096;
 const RECORDS_MAX: u64 = 1 << 22;
 /// Most of the index that may be on its way to the drive: an eighth, which is what reclaim keeps free.
@@ -55,6 +57,9 @@ pub struct TierOptions {
     /// [`DriveOptions::holders`]: without, a node that starts again after a crash waits until its claims of devices and
     /// namespaces have lapsed.
     pub holders: Option<PathBuf>,
+    /// How long a member that [leaves](crate::Node::leave) goes on to write to its drives what only its memory has, what was used
+    /// again first, and no more than half of what they take: who starts again with them has it then. Zero: not at all.
+    pub park_timeout: Duration,
 }
 
 /// Where a drive is.
@@ -77,6 +82,7 @@ impl TierOptions {
             capacity_bytes,
             object_bytes: OBJECT_BYTES,
             holders: None,
+            park_timeout: PARK_TIMEOUT,
         }
     }
 
@@ -144,7 +150,7 @@ impl Tier {
             return Ok(None);
         };
         let keeping = Rc::new(Keeping::new(log.geometry.capacity_bytes));
-        let records_max = log.records_max;
+        let (records_max, park_timeout) = (log.records_max, options.park_timeout);
         let options = DriveOptions {
             medium,
             begin_bytes,
@@ -172,6 +178,7 @@ impl Tier {
             dead: RefCell::default(),
             fetching: Rc::default(),
             is_slow_until: Cell::default(),
+            park_timeout,
             counts: TierCounts::default(),
         }))
     }

@@ -20,6 +20,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use lunette::kvstore::{ClusterOptions, TierOptions, TierPlace};
@@ -216,6 +217,10 @@ pub(crate) struct JoinArguments {
     /// then, of 75 to 149 bytes each; if objects are shorter, the oldest leave although the drives have bytes left.
     #[arg(long, value_name = "SIZE", requires = "drive", default_value = "64KiB", value_parser = Size::parse)]
     drive_object_size: Size,
+    /// How long a node that is asked to end goes on to write to its drives what only its memory has, in seconds: who starts
+    /// again with them has it then. What was used again goes first. 0: not at all.
+    #[arg(long, value_name = "SECONDS", requires = "drive", default_value_t = 10)]
+    drive_park_timeout: u16,
     #[command(flatten)]
     nvme_host: HostArguments,
 }
@@ -291,6 +296,7 @@ impl JoinArguments {
             capacity_bytes: size.0,
             object_bytes: self.drive_object_size.0,
             holders: user_folder().ok(),
+            park_timeout: Duration::from_secs(self.drive_park_timeout.into()),
         }))
     }
 }
