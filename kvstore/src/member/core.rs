@@ -50,6 +50,8 @@ use crate::counting::{CopyCounts, Counts, DriveReport, MemberReport};
 const COPIES_PER_ENTRY: usize = 2;
 /// How long a node that leaves finishes what it has begun. Some of it may wait for who is gone.
 const LEAVE_WAIT: Duration = Duration::from_millis(250);
+/// How long its drive takes what has been written since it was to take all that only memory has: nothing is written meanwhile.
+const PARK_AGAIN: Duration = Duration::from_millis(100);
 /// How often it looks whether that is done.
 const LEAVE_LOOK: Duration = Duration::from_millis(1);
 
@@ -197,7 +199,7 @@ impl MemberCore {
             }
             // What was written meanwhile.
             if core.parks() {
-                Rc::clone(&core).park(until + LEAVE_WAIT).await;
+                Rc::clone(&core).park(time::now() + PARK_AGAIN).await;
             }
             if done.send(()).is_err() {
                 tracing::debug!("nobody waits for this core to leave");
