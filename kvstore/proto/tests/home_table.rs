@@ -181,26 +181,30 @@ impl Bench {
     /// Everybody reports that it has nothing.
     fn report(&mut self) {
         for from in seats(&map()) {
-            let page = CopyPage {
-                after: None,
-                is_full: true,
-                away_since: None,
-                copies: vec![],
-                is_last: true,
-            };
-            self.home
-                .on_page(self.now, from, self.epoch, page, &mut self.out);
-            let tombstones = TombstonePage {
-                after: None,
-                horizon: None,
-                tombstones: vec![],
-                next: None,
-            };
-            let page = ToPeer::Tombstones(tombstones);
-            self.home
-                .on_peer(self.now, from, self.epoch, page, &mut self.out);
+            self.page(from, None);
         }
         assert!(self.home.is_complete());
+    }
+
+    /// A seat reports that it has nothing, or was away since then with a copy.
+    fn page(&mut self, from: Seat, away: Option<(Epoch, (Fingerprint, CopyInfo))>) {
+        let page = CopyPage {
+            after: None,
+            is_full: true,
+            away_since: away.map(|(since, _)| since),
+            copies: away.into_iter().map(|(_, copy)| copy).collect(),
+            is_last: true,
+        };
+        let (now, epoch) = (self.now, self.epoch);
+        self.home.on_page(now, from, epoch, page, &mut self.out);
+        let tombstones = TombstonePage {
+            after: None,
+            horizon: None,
+            tombstones: vec![],
+            next: None,
+        };
+        let page = ToPeer::Tombstones(tombstones);
+        self.home.on_peer(now, from, epoch, page, &mut self.out);
     }
 
     fn tell(&mut self, node: u64, item: ToHome) {
@@ -562,6 +566,53 @@ fn who_looks_on_is_told_of_what_a_reported_tombstone_makes_dead() {
     assert!(!bench.home.is_complete());
     assert_eq!(bench.peeked(STRICT)[0], Peek::Unsure);
     assert_eq!(told(&mut bench.home), Some(Peek::Unsure));
+}
+
+/// What was removed under a map that a home was not in, or has not heard of, it may know nothing of, and where nobody else does
+/// a copy that was away meanwhile is not believed.
+#[test]
+fn a_home_that_missed_a_map_knows_nothing_of_earlier_removals() {
+    enum Between {
+        In,
+        Outside,
+        Unheard,
+    }
+    for (between, cold) in [
+        (Between::In, 0),
+        (Between::Outside, 1),
+        (Between::Unheard, 1),
+    ] {
+        let mut bench = Bench::new(HomeLimits::default());
+        bench.complete();
+        let all = map().members().to_vec();
+        let go_on = |bench: &mut Bench, members: Vec<MapMember>, away: Option<u64>| {
+            let map = ClusterMap::new(bench.epoch, 0, members).expect("a map");
+            bench.home.on_map(bench.now, &map, &mut bench.out);
+            for from in seats(&map) {
+                let is_away = away == Some(from.node.0);
+                let copy = (KEY, info(1));
+                bench.page(from, is_away.then_some((EPOCH, copy)));
+            }
+        };
+        bench.epoch = Epoch(EPOCH.0 + 1);
+        match between {
+            Between::In => go_on(&mut bench, all[..2].to_vec(), None),
+            Between::Outside => {
+                let other = MapMember {
+                    home_weight: 1,
+                    ..all[1].clone()
+                };
+                go_on(&mut bench, vec![other], None);
+            }
+            Between::Unheard => {}
+        }
+        bench.epoch = Epoch(EPOCH.0 + 2);
+        go_on(&mut bench, all, Some(3));
+        assert!(bench.home.is_complete());
+        bench.now = at(120_000);
+        bench.home.on_tick(bench.now, &mut bench.out);
+        assert_eq!(bench.home.stats().cold, cold);
+    }
 }
 
 /// Before the first map there was nobody who may be serving still.

@@ -363,6 +363,11 @@ impl Home {
         } else {
             self.stayed.clear();
         }
+        // What was removed under a map that it was not in, or has not heard of, others know, or nobody does.
+        let is_next = previous.epoch().0 + 1 == self.map.epoch().0;
+        if !is_next || !has_seat(&self.map, self.seat) {
+            self.base = None;
+        }
     }
 
     /// What seats held that have left counts until they have surely stopped serving.
