@@ -600,7 +600,7 @@ fn a_home_that_missed_a_map_knows_nothing_of_earlier_removals() {
             Between::Outside => {
                 let other = MapMember {
                     home_weight: 1,
-                    ..all[1].clone()
+                    ..all[1]
                 };
                 go_on(&mut bench, vec![other], None);
             }
