@@ -315,8 +315,8 @@ impl Home {
             rebuild.ask(now, out);
             return;
         }
-        // Its own memory counts if it has been complete before; if nobody's does, nothing is known
-        // of earlier epochs.
+        // Its own memory counts if it has been complete before and in each map since; if nobody's does,
+        // nothing is known of earlier epochs.
         let own = self.base.as_ref().map(|_| self.tombstones.forgotten);
         let before = Epoch(self.map.epoch().0 - 1);
         let horizon = rebuild.horizon.max(own).unwrap_or(before);
