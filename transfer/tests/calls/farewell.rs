@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::future::pending;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -133,13 +134,18 @@ impl Service for Work {
     }
 }
 
+/// Served until the drain begins.
+fn working() -> (SocketAddr, Rc<Work>, Drain, JoinHandle<()>) {
+    let (listener, address) = listen();
+    let (service, drain) = (Rc::new(Work::default()), Drain::default());
+    let serving = serve(listener, Rc::clone(&service), options(2), drain.clone());
+    (address, service, drain, spawn_local(serving))
+}
+
 #[test]
 fn who_drains_answers_what_it_has_read_and_does_nothing_else() {
     run(|| async {
-        let (listener, address) = listen();
-        let (service, drain) = (Rc::new(Work::default()), Drain::default());
-        let serving = serve(listener, Rc::clone(&service), options(2), drain.clone());
-        let serving = spawn_local(serving);
+        let (address, service, drain, serving) = working();
         let connection = connect(address).await;
         let read: Vec<Asked> = (0..3).map(|_| ask(&connection, SLOW, SECOND)).collect();
         while service.begun.get() < 3 {
@@ -164,10 +170,7 @@ fn who_drains_answers_what_it_has_read_and_does_nothing_else() {
 #[test]
 fn who_drains_does_not_wait_for_ever_to_answer() {
     run(|| async {
-        let (listener, address) = listen();
-        let (service, drain) = (Rc::new(Work::default()), Drain::default());
-        let serving = serve(listener, Rc::clone(&service), options(2), drain.clone());
-        let serving = spawn_local(serving);
+        let (address, service, drain, serving) = working();
         let connection = connect(address).await;
         let never = ask(&connection, NEVER, 60 * SECOND);
         while service.begun.get() < 1 {
