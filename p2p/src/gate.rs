@@ -1,4 +1,4 @@
-//! What happens once, for any number of tasks that wait for it.
+//! What happens once, for any number of tasks that wait for it, and what one of them does at a time.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -55,6 +55,43 @@ pub(crate) async fn unless<T>(gate: &Gate, future: impl Future<Output = T>) -> O
     came.await
 }
 
+/// What tasks of one core do one at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    is_taken: Cell<bool>,
+    waiting: RefCell<Vec<Waker>>,
+}
+
+/// It is this one's turn until it is dropped.
+#[must_use]
+pub(crate) struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    /// Waits until it is nobody else's turn.
+    pub(crate) async fn turn(&self) -> Turn<'_> {
+        poll_fn(|cx| {
+            if !self.is_taken.replace(true) {
+                return Poll::Ready(Turn(self));
+            }
+            let mut waiting = self.waiting.borrow_mut();
+            if !waiting.iter().any(|known| known.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.is_taken.set(false);
+        // Whoever is woken may have been dropped meanwhile: so all look.
+        let waiting = self.0.waiting.take();
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -86,5 +123,25 @@ mod tests {
         assert_eq!(woken, [1, 1, 1]);
         let late = Context::from_waker(Waker::noop());
         assert!(gate.poll(&late).is_ready());
+    }
+
+    #[test]
+    fn turns_are_taken_one_at_a_time() {
+        let turns = Turns::default();
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let cx = &mut Context::from_waker(&waker);
+        let Poll::Ready(first) = pin!(turns.turn()).poll(cx) else {
+            unreachable!("nobody else has it");
+        };
+        let mut second = Box::pin(turns.turn());
+        let mut third = Box::pin(turns.turn());
+        assert!(second.as_mut().poll(cx).is_pending());
+        assert!(third.as_mut().poll(cx).is_pending());
+        drop(first);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        // Whoever waited longest is gone by now, and keeps nobody waiting.
+        drop(second);
+        assert!(third.as_mut().poll(cx).is_ready());
     }
 }

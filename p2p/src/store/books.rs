@@ -140,6 +140,28 @@ impl Books {
         Ok(objects.collect())
     }
 
+    /// What is read of an object that is of a version, if one is wanted; `None` if there is none. What its keys say may go
+    /// between two reads, with the lease of who wrote them, and another holder has written them then: so it is read
+    /// again, as long as its record was.
+    pub(super) async fn object_with<T>(
+        &self,
+        name: &ObjectName,
+        version: Option<Version>,
+        read: impl AsyncFn(&ObjectRecord) -> Result<Option<T>, CatalogueError>,
+    ) -> Result<Option<(ObjectRecord, T)>, CatalogueError> {
+        let mut seen = None;
+        while let Some((record, written)) = self.object(name).await? {
+            let is_wanted = version.is_none_or(|version| version == record.version);
+            if !is_wanted || seen.replace(written.modified) == Some(written.modified) {
+                break;
+            }
+            if let Some(read) = read(&record).await? {
+                return Ok(Some((record, read)));
+            }
+        }
+        Ok(None)
+    }
+
     /// The checksums of all chunks; `None` if some are gone.
     pub(super) async fn sums(
         &self,
@@ -231,6 +253,7 @@ impl Books {
         lease: LeaseId,
         may_replace: bool,
     ) -> Result<Claimed, CatalogueError> {
+        let _turn = local.turn_to_claim().await;
         let content = &local.content;
         let mut record = content.record.clone();
         record.layout = content.layout_place(me);
@@ -255,17 +278,18 @@ impl Books {
         if succeeded {
             return Ok(Claimed::Ours);
         }
-        if record.layout.is_some() {
-            self.op(self.keys.remove_layout(version, me)).await?;
-        }
         let Some(OpOutcome::Range(pairs)) = outcomes.first() else {
             unreachable!("a range was asked");
         };
         let Some(pair) = pairs.first() else {
             unreachable!("it was there in the same transaction");
         };
-        let other = ObjectRecord::decode(&pair.value)?.version;
-        Ok(Claimed::of(version, other))
+        let other = ObjectRecord::decode(&pair.value)?;
+        // It may be ours, of a claim that was heard after its answer was waited for.
+        if record.layout.is_some() && other.layout != record.layout {
+            self.op(self.keys.remove_layout(version, me)).await?;
+        }
+        Ok(Claimed::of(version, other.version))
     }
 
     pub(super) async fn put_holder(

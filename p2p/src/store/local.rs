@@ -19,7 +19,7 @@ use super::backing::Backing;
 use super::fetching::Flight;
 use super::slicing::Slicing;
 use crate::error::{HoldFault, SourceFault};
-use crate::gate::{Gate, unless};
+use crate::gate::{Gate, Turn, Turns, unless};
 
 /// How often a receiver reads who else holds an object: at first, then twice as long each time up to the second.
 const FOLLOW: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
@@ -102,6 +102,8 @@ pub(super) struct Local {
     /// How many are writing its keys to the catalogue again, and that none does any more.
     writing: Cell<u32>,
     unwritten: Signal,
+    /// Its name is claimed by one of us at a time: what who comes too late has written of it is removed.
+    claims: Turns,
     is_closed: Cell<bool>,
     /// No access to its memory is under way, and none begins.
     is_free: Cell<bool>,
@@ -167,6 +169,7 @@ impl Local {
             is_closing: Cell::default(),
             writing: Cell::default(),
             unwritten: Signal::default(),
+            claims: Turns::default(),
             is_closed: Cell::default(),
             is_free: Cell::default(),
             is_abandoned: Cell::default(),
@@ -251,6 +254,11 @@ impl Local {
                 None
             }
         }
+    }
+
+    /// Waits until nobody else here claims its name.
+    pub(super) async fn turn_to_claim(&self) -> Turn<'_> {
+        self.claims.turn().await
     }
 
     pub(super) fn is_closing(&self) -> bool {

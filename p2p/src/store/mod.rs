@@ -196,10 +196,9 @@ impl Store {
         version: Version,
     ) -> Result<Option<Layout>, CatalogueError> {
         let books = &self.inner.books;
-        match books.object(name).await? {
-            Some((record, _)) if record.version == version => books.layout(&record).await,
-            Some(_) | None => Ok(None),
-        }
+        let read = async |record: &ObjectRecord| books.layout(record).await;
+        let found = books.object_with(name, Some(version), read).await?;
+        Ok(found.map(|(_, layout)| layout))
     }
 
     /// The objects whose names begin so, in the order of their names.
@@ -240,16 +239,14 @@ impl Inner {
         name: &ObjectName,
         version: Option<Version>,
     ) -> Result<Content, HoldFault> {
-        let found = self.books.object(name).await?;
-        let record = found.map(|(record, _)| record);
-        let is_wanted =
-            |record: &ObjectRecord| version.is_none_or(|version| version == record.version);
+        let read = async |record: &ObjectRecord| {
+            let sums = self.books.sums(record).await?;
+            let layout = self.books.layout(record).await?;
+            Ok(sums.zip(layout))
+        };
+        let found = self.books.object_with(name, version, read).await?;
         let name = name.clone();
-        let not_found = HoldFault::NotFound { name };
-        let record = record.filter(is_wanted).ok_or(not_found.clone())?;
-        let sums = self.books.sums(&record).await?;
-        let layout = self.books.layout(&record).await?;
-        let (sums, layout) = sums.zip(layout).ok_or(not_found)?;
+        let (record, (sums, layout)) = found.ok_or(HoldFault::NotFound { name })?;
         Content::new(record, sums, layout)
     }
 

@@ -1,12 +1,14 @@
 //! Receivers that are sharded otherwise than who registered.
 
 use std::fs;
+use std::time::Duration;
 
 use lunette_p2p::{
     Block, BufferFile, Dtype, Held, HoldFault, LayoutFault, PlanFault, RegisterOptions, Slice,
     SliceOptions, Store, Tensor, TensorFault,
 };
 use lunette_runtime::arena::Exposed;
+use lunette_runtime::time;
 
 use crate::scene::{Coordinator, LONG, fetch, memory, name, patterned, run, until, until_alone};
 
@@ -164,7 +166,7 @@ fn receivers_of_parts_feed_each_other_what_they_keep() {
             some(&again) == some(&held)
         })
         .await;
-        let waited = again.whole(std::time::Duration::ZERO).await;
+        let waited = again.whole(Duration::ZERO).await;
         let incomplete = waited.expect_err("nobody has the second half");
         assert_eq!(incomplete.chunks - incomplete.held, HALF_CHUNKS);
         let bytes = target.to_vec();
@@ -322,6 +324,32 @@ fn survivors_tell_of_the_tensors_too() {
         let (held, target) = receive_block(&late, &block, SliceOptions::default()).await;
         held.whole(LONG).await.expect("all of it");
         assert_is_block(&target, &block);
+    });
+}
+
+/// Its holder sees the name go, and looks whether it is there by itself as well: both may write it at once.
+#[test]
+fn a_name_that_is_written_again_has_its_tensors() {
+    run(async || {
+        let coordinator = Coordinator::start();
+        let origin = coordinator.store().await;
+        let _registered = register_model(&origin).await;
+        let other = coordinator.store().await;
+        let object = name("model");
+        let begun = time::now();
+        let mut gone = 0;
+        while time::now().since(begun) < Duration::from_secs(2) {
+            coordinator.remove_name(&object).await;
+            gone += 1;
+            let mut found = None;
+            while found.is_none() {
+                found = other.find(&object).await.expect("asked");
+            }
+            let layout = other.layout(&found.expect("there")).await;
+            let layout = layout.expect("asked");
+            assert!(layout.is_some(), "it was gone {gone} times");
+        }
+        assert!(gone > 10, "it was gone {gone} times");
     });
 }
 

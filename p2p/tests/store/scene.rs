@@ -4,7 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use lunette_cluster::{ClientOptions, Hosted, serve};
+use lunette_cluster::proto::coordination::{Ask, KeyRange, Op};
+use lunette_cluster::{Client, ClientOptions, Hosted, serve};
+use lunette_p2p::proto::catalogue::Catalogue;
 use lunette_p2p::proto::pace::Patience;
 use lunette_p2p::{Held, ObjectName, ReceiveOptions, RegisterOptions, Store, StoreOptions};
 use lunette_runtime::arena::{Exposed, HugePages};
@@ -91,6 +93,28 @@ impl Coordinator {
         *self.kind.borrow_mut() = Kind::Embedded(Some(serving));
     }
 
+    fn client_options(&self) -> ClientOptions {
+        ClientOptions {
+            endpoints: vec![self.address],
+            security: None,
+            silence_max: LONG,
+        }
+    }
+
+    fn prefix(&self) -> String {
+        format!("cluster-{}", self.cluster.get())
+    }
+
+    /// It forgets an object's name, and nothing else of it.
+    pub(crate) async fn remove_name(&self, object: &ObjectName) {
+        let key = Catalogue::new(&self.prefix())
+            .expect("a prefix")
+            .object_key(object);
+        let client = Client::new(self.client_options());
+        let removing = Ask::Op(Op::Delete(KeyRange::one(key)));
+        client.ask(&removing, LONG).await.expect("removed");
+    }
+
     pub(crate) async fn store(&self) -> Store {
         self.store_with(|_| {}).await
     }
@@ -106,13 +130,8 @@ impl Coordinator {
             listen: vec![any()],
             ..EngineOptions::default()
         };
-        let coordinator = ClientOptions {
-            endpoints: vec![self.address],
-            security: None,
-            silence_max: LONG,
-        };
-        let mut options = StoreOptions::new(engine, coordinator);
-        options.prefix = format!("cluster-{}", self.cluster.get());
+        let mut options = StoreOptions::new(engine, self.client_options());
+        options.prefix = self.prefix();
         options.lease_ttl_s = 1;
         options.swarm.patience = Patience {
             min: Duration::from_millis(20),
