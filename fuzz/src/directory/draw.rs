@@ -8,7 +8,7 @@ use lunette_kvstore_proto::credit::CreditNews;
 use lunette_kvstore_proto::groups::GroupNews;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    AskerId, CopyPage, CopyPlace, HoldWish, Only, OpId, Refusal, ToHome, ToOwner, ToPeer,
+    AskerId, CopyPage, CopyPlace, HoldWish, Only, OpId, Recalled, Refusal, ToHome, ToOwner, ToPeer,
     TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
@@ -361,6 +361,12 @@ pub(crate) fn to_peer(source: &mut impl Source, known: Epoch) -> ToPeer {
             horizon: source.flag().then(|| epoch(source, known)),
             tombstones: vec![(key, tombstone)],
             next: source.flag().then(|| self::key(source)),
+            recalled: (version.sequence % 2 == 1).then_some(Recalled {
+                epoch: version.epoch,
+                homes: u32::from(key.0 % 2 == 1) + 1,
+                cores: 1,
+                horizon: Epoch(tombstone.generation.0),
+            }),
         }),
     }
 }

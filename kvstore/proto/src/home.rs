@@ -38,6 +38,7 @@
 //! | `presence` | what lookups would be told, told ahead |
 //! | `judging` | which copies of a key live |
 //! | `rebuild` | the barrier |
+//! | `memory` | what a home knew of removals when its node left, for the next life |
 //! | `repairs` | copies that are missing, and made again |
 //! | `histories` | how often a key was used where it left, for who has it next |
 //! | `table`, `tombstones`, `waiting`, `limits` | what is kept, and how much of it |
@@ -47,6 +48,7 @@ mod histories;
 mod judging;
 mod limits;
 mod lookups;
+mod memory;
 mod presence;
 mod rebuild;
 mod removals;
@@ -66,7 +68,7 @@ use lunette_runtime_core::time::Time;
 
 use crate::answered::{Answered, Known};
 use crate::key::Fingerprint;
-use crate::message::directory::{Answer, Ask, AskerId, ToHome, ToOwner, ToPeer};
+use crate::message::directory::{Answer, Ask, AskerId, Recalled, ToHome, ToOwner, ToPeer};
 use crate::placement::{Seat, has_seat, home_of};
 use crate::version::{CopyInfo, Generation, Version};
 
@@ -77,6 +79,7 @@ pub use limits::{
     REBUILD_WAIT_MAX, RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX,
     REPORTS_UNDER_WAY_MAX, RESEND, TOMBSTONE_KEEP,
 };
+pub use memory::{HomeMemory, MEMORY_PIECES_MAX, MemoryFault};
 pub use presence::{LISTED_PER_TICK_MAX, PresenceChange};
 use rebuild::Rebuild;
 use removals::Change;
@@ -153,6 +156,8 @@ pub struct Home {
     departed: BTreeMap<Seat, Time>,
     /// Whose reports it had when it was complete last.
     base: Option<Vec<(NodeId, u64)>>,
+    /// What its former life knew when it left; and what this one knows, once that has left.
+    recalled: Option<Recalled>,
     /// Those of them that have been in each map since.
     stayed: Vec<(NodeId, u64)>,
     /// Members of these maps may be serving, until [`Self::quiet_until`].
@@ -191,6 +196,7 @@ impl Home {
             repairs: Repairs::default(),
             departed: BTreeMap::new(),
             base: None,
+            recalled: None,
             stayed: Vec::new(),
             recent: VecDeque::new(),
             has_gap: true,
@@ -299,7 +305,9 @@ impl Home {
     }
 
     /// Its node leaves the cluster: nothing is done any more, as under a map without this seat, and who waits is told so.
+    /// What it knew is [told](Self::memory) from then on.
     pub fn leave(&mut self, now: Time, out: Out<'_>) {
+        self.recalled = self.known_at_the_end();
         self.phase = Phase::Outside;
         self.turn_away(now, out);
         self.carry_changes(now, false, out);

@@ -165,6 +165,8 @@ pub struct Owner {
     map: ClusterMap,
     /// Whether homes may be told only what moved: nothing was missed since the map before.
     is_continuous: bool,
+    /// Whether there was a map with this seat.
+    has_been_member: bool,
     /// The last epoch of which it was a member before it was none, until all is settled again.
     away_since: Option<Epoch>,
     settled: BTreeSet<Seat>,
@@ -195,6 +197,7 @@ impl Owner {
             fence: Fence::default(),
             map: ClusterMap::default(),
             is_continuous: false,
+            has_been_member: false,
             away_since: None,
             settled: BTreeSet::new(),
             settle_asked: Time::ZERO,
@@ -265,6 +268,7 @@ impl Owner {
         let was_member = has_seat(&previous, self.seat);
         let is_next = previous.epoch().0 + 1 == map.epoch().0;
         self.is_continuous = was_member && is_next && has_seat(map, self.seat);
+        self.has_been_member |= has_seat(map, self.seat);
         if was_member && !self.is_continuous {
             self.away_since = self.away_since.or(Some(previous.epoch()));
         }
@@ -379,6 +383,10 @@ impl Owner {
             return Ok(Standing::Leased);
         }
         let mut fence = self.fence;
+        // What a former life has left is no member's to speak of before this one is a member.
+        if !self.has_been_member {
+            return Err(Fenced);
+        }
         if !has_seat(&self.map, self.seat) {
             fence.end(now);
         }

@@ -85,6 +85,7 @@ impl Bench {
                 horizon: None,
                 tombstones: vec![],
                 next: None,
+                recalled: None,
             });
             self.home
                 .on_peer(at(1), from, epoch, tombstones, &mut self.out);

@@ -119,6 +119,7 @@ impl Bench {
                 horizon: None,
                 tombstones: vec![],
                 next: None,
+                recalled: None,
             };
             let page = lunette_kvstore_proto::message::directory::ToPeer::Tombstones(nothing);
             self.home

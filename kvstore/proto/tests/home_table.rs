@@ -202,6 +202,7 @@ impl Bench {
             horizon: None,
             tombstones: vec![],
             next: None,
+            recalled: None,
         };
         let page = ToPeer::Tombstones(tombstones);
         self.home.on_peer(now, from, epoch, page, &mut self.out);
@@ -560,6 +561,7 @@ fn who_looks_on_is_told_of_what_a_reported_tombstone_makes_dead() {
         horizon: None,
         tombstones: vec![(KEY, tombstone)],
         next: None,
+        recalled: None,
     };
     let page = ToPeer::Tombstones(tombstones);
     (bench.home).on_peer(now, seat(2), epoch, page, &mut bench.out);

@@ -73,6 +73,8 @@ fn what_is_promised_holds_in_every_world() {
             "ordered",
             "put at once",
             "looked on",
+            "recalled",
+            "returned of all",
         ] {
             assert!(tally.contains_key(what), "no world has seen: {what}");
         }

@@ -10,7 +10,7 @@ use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
     Answer, AnswerMessage, Ask, AskMessage, AskerId, Content, CopyPage, CopyPlace, Found,
-    HOLDERS_MAX, HoldWish, Only, OpId, Refusal, SeatMessage, ToHome, ToOwner, ToPeer,
+    HOLDERS_MAX, HoldWish, Only, OpId, Recalled, Refusal, SeatMessage, ToHome, ToOwner, ToPeer,
     TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
@@ -230,18 +230,26 @@ fn to_peer() -> impl Strategy<Value = ToPeer> {
         option::of(any::<u64>()),
         vec((key(), tombstone()), 0..5),
         option::of(key()),
+        option::of((any::<u64>(), any::<u32>(), any::<u16>(), any::<u64>())),
     );
     prop_oneof![
         (key(), tombstone()).prop_map(|(key, tombstone)| ToPeer::Bury { key, tombstone }),
         (key(), version()).prop_map(|(key, version)| ToPeer::Buried { key, version }),
         option::of(key()).prop_map(|after| ToPeer::TombstonesWanted { after }),
-        pages.prop_map(|(after, horizon, tombstones, next)| {
+        pages.prop_map(|(after, horizon, tombstones, next, recalled)| {
             let horizon = horizon.map(Epoch);
+            let recalled = recalled.map(|(epoch, homes, cores, horizon)| Recalled {
+                epoch: Epoch(epoch),
+                homes,
+                cores,
+                horizon: Epoch(horizon),
+            });
             ToPeer::Tombstones(TombstonePage {
                 after,
                 horizon,
                 tombstones,
                 next,
+                recalled,
             })
         }),
     ]

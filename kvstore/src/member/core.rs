@@ -52,6 +52,8 @@ const COPIES_PER_ENTRY: usize = 2;
 const LEAVE_WAIT: Duration = Duration::from_millis(250);
 /// How long its drive takes what has been written since it was to take all that only memory has: nothing is written meanwhile.
 const PARK_AGAIN: Duration = Duration::from_millis(100);
+/// How long its drive may take to keep what its home knew.
+const REMEMBER_WAIT: Duration = Duration::from_secs(1);
 /// How often it looks whether that is done.
 const LEAVE_LOOK: Duration = Duration::from_millis(1);
 
@@ -229,10 +231,33 @@ impl MemberCore {
         drop(parking);
     }
 
-    /// Whether nobody waits for something that is under way here.
+    /// The node has left: has its drive keep what the home knew, and says when it is done.
+    pub(crate) fn begin_to_remember(self: &Rc<Self>, done: oneshot::Sender<()>) {
+        let memory = self.machines.borrow().home.memory();
+        let Some(memory) = memory.filter(|_| self.tier.get().is_some()) else {
+            // Who waits is told by that.
+            return drop(done);
+        };
+        let core = Rc::clone(self);
+        let remembering = spawn_local(async move {
+            let until = time::now() + REMEMBER_WAIT;
+            let (node, tier) = (core.seat.node, core.tier.get().expect("it was there"));
+            if let Err(error) = tier.remember(node, &memory, until).await {
+                tracing::warn!(%error, "the drive does not keep what was removed");
+            }
+            if done.send(()).is_err() {
+                tracing::debug!("nobody waits for this core to remember");
+            }
+        });
+        drop(remembering);
+    }
+
+    /// Whether nobody waits for something that is under way here, and its home knows all that it is to know.
     fn is_finished(&self) -> bool {
         let is_answered = self.asks.len() == 0 && self.writes.len() == 0;
-        is_answered && !self.machines.borrow().home.is_changing()
+        let home = &self.machines.borrow().home;
+        let knows_all = home.is_complete() || !has_seat(&self.map.borrow(), self.seat);
+        is_answered && knows_all && !home.is_changing()
     }
 
     /// The node leaves its cluster: nothing is served from here on, also not to those who have not

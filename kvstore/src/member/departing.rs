@@ -6,11 +6,17 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use lunette_cluster::Membership;
+use lunette_cluster::proto::member::MAP_CHANGE_MIN;
 use lunette_runtime::{Sender, time};
 use lunette_runtime_core::time::Time;
 
 use super::Mail;
 use super::steering::send;
+
+/// How long it waits for a map without those who have just left: two changes of the map.
+const SETTLE_WAIT: Duration = MAP_CHANGE_MIN.saturating_mul(2);
+/// How often it looks.
+const SETTLE_LOOK: Duration = Duration::from_millis(10);
 
 /// Ends when the cores have parked what they are to.
 pub(super) type Parking<'a> = &'a mut Pin<Box<dyn Future<Output = ()>>>;
@@ -26,13 +32,9 @@ pub(super) struct Departure {
 }
 
 impl Departure {
-    /// From now on drives take what only memory has; not those of a lone member, whom nobody will believe what it had.
-    pub(super) async fn begin(cores: &[Sender<Mail>], membership: &Membership) -> Self {
-        let parking = if has_others(membership) {
-            told_all(cores, Mail::Park).await
-        } else {
-            told_all(&[], Mail::Park).await
-        };
+    /// From now on drives take what only memory has.
+    pub(super) async fn begin(cores: &[Sender<Mail>]) -> Self {
+        let parking = told_all(cores, Mail::Park).await;
         Self {
             parking: Some(Box::pin(parking)),
             at: Time::MAX,
@@ -59,9 +61,13 @@ impl Departure {
         };
     }
 
-    /// For how long it stays, as far as is known.
-    pub(super) fn left(&self) -> Duration {
-        self.at.since(time::now())
+    /// For how long it stays, as far as is known: also until the map is of those that are there, so that who ends last knows
+    /// what those knew who ended just before.
+    pub(super) fn left(&self, membership: &Membership) -> Duration {
+        let now = time::now();
+        let is_due = membership.is_map_settled() || now >= self.at + SETTLE_WAIT;
+        let left = self.at.since(now);
+        if is_due { left } else { left.max(SETTLE_LOOK) }
     }
 
     /// It has left.
@@ -80,12 +86,14 @@ fn has_others(membership: &Membership) -> bool {
     map.is_some_and(|map| map.members().len() > 1)
 }
 
-/// Has the cores finish what they have begun, and then serve nobody.
-pub(super) async fn finish(cores: &[Sender<Mail>]) {
+/// Has the cores finish what they have begun, then serve nobody, and have their drives keep what they know.
+pub(super) async fn finish(cores: &[Sender<Mail>], membership: &Membership) {
+    membership.abstain();
     told_all(cores, Mail::Leaving).await.await;
     for core in cores {
         send(core, Mail::Left).await;
     }
+    told_all(cores, Mail::Remember).await.await;
 }
 
 /// Tells all cores, and ends when each has said that it has done that, or ends itself.

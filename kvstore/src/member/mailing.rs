@@ -131,6 +131,7 @@ pub(super) async fn take_mail(core: Rc<MemberCore>, seats: Rc<Seats>, mut mail: 
             Mail::Park(done) => core.begin_to_park(done),
             Mail::Leaving(done) => core.begin_to_leave(done),
             Mail::Left => core.leave(),
+            Mail::Remember(done) => core.begin_to_remember(done),
         }
     }
 }

@@ -41,6 +41,8 @@ pub(crate) enum Mail {
     Leaving(oneshot::Sender<()>),
     /// The node has left: nothing is served from here on.
     Left,
+    /// Behind that: the drive is to keep what the home knew. To be told when that is done, or has taken too long.
+    Remember(oneshot::Sender<()>),
 }
 
 /// Messages on their way out of one core.

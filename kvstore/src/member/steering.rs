@@ -166,7 +166,7 @@ pub(crate) async fn steer(
         }
         answer_joined(&membership, &mut joining);
         clearing = clear(&membership, clearing);
-        let left = departure.as_ref().map(|departure| departure.left());
+        let left = departure.as_ref().map(|it| it.left(&membership));
         if left == Some(Duration::ZERO) {
             break;
         }
@@ -191,7 +191,7 @@ pub(crate) async fn steer(
             Next::Steer(Steer::Leave(answer)) => {
                 let begun = match departure.take() {
                     Some(begun) => begun,
-                    None => Departure::begin(&cores, &membership).await,
+                    None => Departure::begin(&cores).await,
                 };
                 departure = Some(begun.asked_by(answer));
             }
@@ -201,7 +201,7 @@ pub(crate) async fn steer(
             Next::Over => return,
         }
     }
-    finish(&cores).await;
+    finish(&cores, &membership).await;
     membership.leave().await;
     tracing::info!(node, epoch = told.epoch.0, "left the cluster");
     departure.into_iter().for_each(Departure::end);

@@ -231,10 +231,66 @@ fn a_node_that_ends_in_good_order_comes_back_with_what_its_memory_had() {
     }
 }
 
-/// Homes remember removals, and those of a member that was alone are gone with it. So what it had is not believed: else
-/// what was removed could come back.
+/// All members end in good order, at one time or one after the other: when they have started again, all is there that was,
+/// and nothing that was removed.
 #[test]
-fn a_lone_member_that_starts_again_begins_empty() {
+fn all_members_end_and_come_back_with_what_they_had() {
+    for (members, is_at_once) in [(1, true), (3, true), (3, false)] {
+        let town = Town::new();
+        let folders: Vec<_> = (0..members)
+            .map(|_| tempfile::tempdir().expect("a folder"))
+            .collect();
+        let start = |n: usize| {
+            let more = drive(folders[n].path());
+            let mut member = town.member(n as u64 + 1, &more);
+            member.spawn().expect("it starts")
+        };
+        let start_all = || {
+            // Who ended last is started last.
+            let begun: Vec<_> = (0..members).map(start).collect();
+            let nodes: Vec<_> = begun.into_iter().map(Node::of).collect();
+            await_members(&nodes[0], members);
+            nodes
+        };
+        let mut nodes = start_all();
+        let found_at = |node: &Node| {
+            with_client(node, PATIENT, |client| async move {
+                found(&client, OBJECTS).await
+            })
+        };
+        with_client(&nodes[0], PATIENT, |client| async move {
+            put_all(&client, OBJECTS).await;
+            let removed = client.remove(&[key(3), key(4), key(5)]).await;
+            assert!(removed.iter().all(Result::is_ok), "{removed:?}");
+        });
+        let before = found_at(&nodes[0]);
+        assert!(before > OBJECTS / 2, "{before}");
+        for node in &mut nodes {
+            send(&node.child, Signal::TERM);
+            if !is_at_once {
+                assert_eq!(node.wait().0, Some(0));
+            }
+        }
+        for node in &mut nodes {
+            assert_eq!(node.wait().0, Some(0));
+        }
+        drop(nodes);
+        let nodes = start_all();
+        await_that("all is there again", || found_at(&nodes[0]) == before);
+        with_client(&nodes[0], PATIENT, |client| async move {
+            for n in 3..6 {
+                let room = Room::whole(arena().alloc(LEN).expect("room"));
+                let fetched = client.get(&key(n), room).await;
+                assert!(matches!(fetched, Ok(Fetched::Miss { .. })), "{fetched:?}");
+            }
+        });
+    }
+}
+
+/// Homes remember removals, and those of a member that was alone are gone with it where it crashes. So what it had is not
+/// believed: else what was removed could come back.
+#[test]
+fn a_lone_member_that_crashes_begins_empty() {
     let town = Town::new();
     let folder = tempfile::tempdir().expect("a folder");
     let more = drive(folder.path());

@@ -36,6 +36,8 @@ pub enum Mutant {
     BarrierSkipped,
     /// Some tombstones are not kept.
     TombstoneLost,
+    /// What homes that have left knew of removals is believed although others are missing that knew more.
+    MemoryOverrated,
     /// A member that was away speaks of what it has before that has been judged.
     UnjudgedServed,
     /// Nobody heeds the end of its lease.
@@ -76,13 +78,14 @@ pub enum Mutant {
 
 impl Mutant {
     /// Those of the home protocol, which its own simulation is to find.
-    pub const HOME: [(&'static str, Self); 12] = [
+    pub const HOME: [(&'static str, Self); 13] = [
         ("claim-unchecked", Self::ClaimUnchecked),
         ("direct-unchecked", Self::DirectUnchecked),
         ("publish-unclaimed", Self::PublishUnclaimed),
         ("retract-unrecorded", Self::RetractUnrecorded),
         ("barrier-skipped", Self::BarrierSkipped),
         ("tombstone-lost", Self::TombstoneLost),
+        ("memory-overrated", Self::MemoryOverrated),
         ("unjudged-served", Self::UnjudgedServed),
         ("fence-ignored", Self::FenceIgnored),
         ("hold-ignored", Self::HoldIgnored),

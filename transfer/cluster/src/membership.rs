@@ -206,6 +206,17 @@ impl Membership {
         self.state.member.borrow().map_may_change_at()
     }
 
+    /// Whether the map is of those who are registered: see [`Member::is_map_settled`].
+    #[must_use]
+    pub fn is_map_settled(&self) -> bool {
+        self.state.member.borrow().is_map_settled()
+    }
+
+    /// Has this node propose no map any more: see [`Member::abstain`].
+    pub fn abstain(&self) {
+        self.state.member.borrow_mut().abstain();
+    }
+
     /// Asks to be emptied: the next map has this node without weight.
     pub fn drain(&self) {
         self.state.member.borrow_mut().drain(time::now());

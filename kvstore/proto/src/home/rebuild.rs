@@ -12,7 +12,8 @@ use super::table::{Copy, Standing};
 use super::{Home, HomeAction, Out, Phase};
 use crate::key::Fingerprint;
 use crate::message::directory::{
-    CopyPage, CopyPlace, PAGE_COPIES_MAX, PAGE_TOMBSTONES_MAX, ToOwner, ToPeer, TombstonePage,
+    CopyPage, CopyPlace, PAGE_COPIES_MAX, PAGE_TOMBSTONES_MAX, Recalled, ToOwner, ToPeer,
+    TombstonePage,
 };
 use crate::placement::{Seat, has_seat, home_of, next_of, seats};
 use crate::version::Generation;
@@ -93,6 +94,8 @@ pub(super) struct Rebuild {
     away: BTreeMap<Seat, Epoch>,
     /// The latest horizon of those that know of one.
     horizon: Option<Epoch>,
+    /// What the former lives knew of those that know of none.
+    recalled: BTreeMap<Seat, Recalled>,
 }
 
 impl Rebuild {
@@ -112,6 +115,7 @@ impl Rebuild {
             missing: missing.collect(),
             away: BTreeMap::new(),
             horizon: None,
+            recalled: BTreeMap::new(),
         }
     }
 
@@ -269,6 +273,7 @@ impl Home {
             horizon: self.base.as_ref().map(|_| self.tombstones.forgotten),
             tombstones,
             next,
+            recalled: self.recalled.filter(|_| after.is_none()),
         }
     }
 
@@ -288,6 +293,9 @@ impl Home {
         }
         report.tombstones.go_on(page.next);
         rebuild.horizon = rebuild.horizon.max(page.horizon);
+        if let Some(recalled) = page.recalled {
+            rebuild.recalled.insert(from, recalled);
+        }
         rebuild.close(from);
         for (key, tombstone) in page.tombstones {
             self.keep_tombstone(now, key, tombstone);
@@ -315,11 +323,19 @@ impl Home {
             rebuild.ask(now, out);
             return;
         }
-        // Its own memory counts if it has been complete before and in each map since; if nobody's does,
-        // nothing is known of earlier epochs.
+        // Its own memory counts if it has been complete before and in each map since; if nobody's does, what those
+        // knew who have left and come back; else nothing is known of earlier epochs.
         let own = self.base.as_ref().map(|_| self.tombstones.forgotten);
         let before = Epoch(self.map.epoch().0 - 1);
-        let horizon = rebuild.horizon.max(own).unwrap_or(before);
+        let (known, recalled) = (
+            rebuild.horizon.max(own),
+            core::mem::take(&mut rebuild.recalled),
+        );
+        let known = known.or_else(|| self.recalled_horizon(&recalled));
+        let Phase::Rebuilding(rebuild) = &self.phase else {
+            unreachable!("nothing has changed");
+        };
+        let horizon = known.unwrap_or(before);
         // Who was in each map has been told of each removal, however late it heard of the maps.
         let has_stayed = |seat: Seat| self.stayed.contains(&(seat.node, seat.incarnation));
         let away = rebuild.away.iter();

@@ -65,7 +65,7 @@ pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, StripedRep
 pub use one_sided::{Described, Descriptor, MeetMessage, MeetReply, NearWish};
 pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peek::{PEEKS_MAX, Peek, PeekMessage, PeekReply};
-pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};
+pub use peer::{PAGE_TOMBSTONES_MAX, Recalled, ToPeer, TombstonePage};
 pub use pulled::PullWish;
 pub use quota::{QuotaMessage, QuotaReply, QuotaUse};
 pub use reserved::{

@@ -2,16 +2,18 @@
 //!
 //! Nodes have one or two cores, each a home and an owner. A coordinator renews leases, expires them,
 //! and makes a map at most once a second. The network delays, reorders, loses and doubles; nodes are
-//! cut off and come back, are killed or leave in order and start again; clocks drift; "remove all" happens. Everybody has room
-//! for copies: in the end there are as many as were wanted.
+//! cut off and come back, are killed or leave in order and start again, in some worlds all of them at one time; what they had is
+//! on drives in some; clocks drift; "remove all" happens. Everybody has room for copies: in the end there are as many as were
+//! wanted.
 
 pub(crate) mod node;
 mod onlooker;
 pub(crate) mod oracle;
+mod saved;
 mod traffic;
 mod work;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use lunette_cluster_proto::fence::NamespaceKind;
@@ -19,7 +21,7 @@ use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::asker::{Asker, OperationId};
 use lunette_kvstore_proto::home::Home;
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::AskerId;
+use lunette_kvstore_proto::message::directory::{AskerId, CopyPlace};
 use lunette_kvstore_proto::owner::Owner;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime_core::ids::NodeId;
@@ -28,12 +30,15 @@ use lunette_runtime_core::time::Time;
 
 use node::Node;
 use oracle::Oracle;
+use saved::Saved;
 use traffic::Mail;
 
 pub(crate) const MS: u64 = 1_000_000;
 /// Leases are short, so that worlds are.
 pub(crate) const TTL: Duration = Duration::from_secs(2);
 const TICK_MS: u64 = 10;
+/// How long members are waited for when all have ended.
+const REJOIN_WAIT: Duration = Duration::from_secs(1);
 /// When the faults are over; five seconds later all is to be as it should.
 const FAULTS_END_MS: u64 = 8_000;
 const CALM_MS: u64 = 5_000;
@@ -110,6 +115,8 @@ pub(crate) struct World {
     leases: BTreeMap<usize, Lease>,
     pub(crate) map: ClusterMap,
     map_changed: Time,
+    /// Since when nobody who has a lease is in the map.
+    all_new: Option<Time>,
     raised: u64,
     is_coordinator_up: bool,
     incarnations: u64,
@@ -117,6 +124,13 @@ pub(crate) struct World {
     pub(crate) has_direct_puts: bool,
     /// Whether nodes that end leave the cluster first, if they can.
     leaves_in_order: bool,
+    /// Whether what a node has outlasts it, and what that is of those that have ended.
+    has_drives: bool,
+    saved: BTreeMap<Seat, Saved>,
+    /// Copies that a former life had.
+    returned: BTreeSet<(Seat, CopyPlace)>,
+    /// Whether all nodes end at about one time.
+    ends_all: bool,
     pub(crate) last_value: u64,
 }
 
@@ -142,11 +156,16 @@ impl World {
             leases: BTreeMap::new(),
             map: ClusterMap::default(),
             map_changed: Time::ZERO,
+            all_new: None,
             raised: 0,
             is_coordinator_up: true,
             incarnations: 0,
             has_direct_puts: !seed.is_multiple_of(2),
             leaves_in_order: !(seed / 2).is_multiple_of(3),
+            has_drives: (seed / 6).is_multiple_of(2),
+            saved: BTreeMap::new(),
+            returned: BTreeSet::new(),
+            ends_all: false,
             last_value: 0,
         };
         for index in 0..count {
@@ -178,14 +197,19 @@ impl World {
         Node::new(index as u64 + 1, self.incarnations, cores, rate)
     }
 
-    /// At least one partition and one kill, each with a change of the map.
+    /// At least one partition and one kill, each with a change of the map, or the end of all.
     fn plan(&mut self) {
         let count = u32::try_from(self.nodes.len()).expect("few");
         let is_gentle = self.random.below(2) == 0;
-        if is_gentle {
+        self.ends_all = self.has_drives && self.random.below(2) == 0;
+        if self.ends_all {
+            self.plan_for_all();
+        }
+        let has_more = !self.ends_all || self.random.below(3) == 0;
+        if has_more && is_gentle {
             self.plan_one_by_one(count);
         }
-        let rounds = if is_gentle {
+        let rounds = if is_gentle || !has_more {
             0
         } else {
             1 + self.random.below(3)
@@ -218,6 +242,28 @@ impl World {
         }
         self.schedule(self.now, Event::Tick);
         self.schedule(self.now, Event::Work);
+    }
+
+    /// All nodes end at about one time, and start again; in every other world one ends before, and most others start late.
+    fn plan_for_all(&mut self) {
+        let count = u32::try_from(self.nodes.len()).expect("few");
+        let first = self.random.below(count) as usize;
+        let at = 3000 + u64::from(self.random.below(1500));
+        // With a map in between, or none.
+        let ends_ms = [1, 500][self.random.below(2) as usize];
+        let starts_ms = 1 + self.random.below(800);
+        let are_late = self.random.below(2) == 0;
+        for node in 0..self.nodes.len() {
+            let mut end = at + u64::from(self.random.below(ends_ms));
+            let mut start = end + 600 + u64::from(self.random.below(starts_ms));
+            if are_late && node == first {
+                end = 1300 + u64::from(self.random.below(1000));
+            } else if are_late && self.random.below(4) != 0 {
+                start = FAULTS_END_MS;
+            }
+            self.fault(end, Fault::Kill(node));
+            self.fault(start, Fault::Start(node));
+        }
     }
 
     /// One fault, and the next when the first is recovered from: a node is away for long enough that
@@ -260,6 +306,7 @@ impl World {
             self.step(event);
         }
         if self.oracle.failures.is_empty() {
+            self.count_returned();
             self.judge_end();
         }
     }
@@ -304,9 +351,11 @@ impl World {
             }
             Fault::Kill(node) => {
                 if self.nodes[node].is_alive {
+                    let had = self.copies_of(node);
                     if self.leaves_in_order {
                         self.leave(node);
                     }
+                    self.save(node, had);
                     self.nodes[node].is_alive = false;
                     let seat = self.nodes[node].seat(0);
                     self.oracle.on_kill(self.now, seat);
@@ -317,6 +366,7 @@ impl World {
                     let is_cut = self.nodes[node].is_cut;
                     self.nodes[node] = self.new_life(node);
                     self.nodes[node].is_cut = is_cut;
+                    self.restore(node);
                 }
             }
             Fault::Raise => self.raised += 1,
@@ -431,6 +481,19 @@ impl World {
             )
         });
         let members: Vec<MapMember> = members.collect();
+        // All have ended together: they come back one by one, and are waited for.
+        let is_known = |member: &MapMember| self.map.member(member.id).map(|it| it.incarnation);
+        let is_new = |member: &MapMember| is_known(member) != Some(member.incarnation);
+        let mut old = self.map.members().iter();
+        let is_missing = old.any(|old| members.iter().all(|member| member.id != old.id));
+        if members.is_empty() || !members.iter().all(is_new) {
+            self.all_new = None;
+        } else {
+            let since = *self.all_new.get_or_insert(self.now);
+            if is_missing && self.now < since + REJOIN_WAIT {
+                return;
+            }
+        }
         let is_same = members == self.map.members() && self.raised == self.map.generation();
         if is_same || members.is_empty() || self.now < self.map_changed + Duration::from_secs(1) {
             return;

@@ -8,7 +8,7 @@ use lunette_kvstore_log::record::{Fingerprint, Record, Version};
 use lunette_kvstore_proto::message::directory::CopyPlace;
 use lunette_kvstore_proto::owner::EvictRefusal;
 
-use super::notes::{is_of, place_of};
+use super::notes::{self, is_of, place_of};
 use crate::drive::{Drive, Keeper, Loss};
 use crate::member::core::MemberCore;
 
@@ -26,6 +26,8 @@ pub(super) struct Keeping {
     /// Copies whose records are gone, until their homes are told.
     lost: RefCell<Vec<CopyPlace>>,
     lost_count: Cell<u64>,
+    /// Whether what the home knew is being written, which stays.
+    remembers: Cell<bool>,
 }
 
 impl Keeping {
@@ -39,6 +41,11 @@ impl Keeping {
 
     pub(super) fn begin(&self, core: &Rc<MemberCore>) {
         *self.core.borrow_mut() = Rc::downgrade(core);
+    }
+
+    /// From now on what the home knew is on the drive.
+    pub(super) fn remember(&self) {
+        self.remembers.set(true);
     }
 
     pub(super) fn settle(&self) {
@@ -114,6 +121,9 @@ impl Keeper for Keeping {
         else {
             return !self.is_settled.get();
         };
+        if self.remembers.get() && notes::is_no_copy(&record) {
+            return true;
+        }
         let copy = core.machines().borrow().owner.copy(place_of(&record));
         let is_served = copy.is_some_and(|(info, _)| is_of(&record, &info));
         let was_read = self.read.borrow_mut().remove(&record.fingerprint);

@@ -31,12 +31,14 @@
 //! | `notes` | what a record tells of its copy |
 //! | `parking` | what only memory has when the node ends |
 //! | `returning` | what a former life of the core left |
+//! | `remembering` | what its home knew of removals |
 
 mod fetching;
 mod keeping;
 mod notes;
 mod opening;
 mod parking;
+mod remembering;
 mod returning;
 mod streaming;
 

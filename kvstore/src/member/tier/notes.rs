@@ -7,6 +7,8 @@
 //!   generation   bits 0-31: generation                                            32-63: cluster, high 32 bits
 //! ```
 //!
+//! Of each copy at least one is wanted: a record of which none is tells what a home knew ([`remembering`](super::remembering)).
+//!
 //! So a record tells of which cluster it is, whatever that is called: one that was begun anew under an old name counts
 //! its epochs from the beginning. Of the cluster's 64 bits, 53 are kept.
 
@@ -83,7 +85,7 @@ pub(super) fn copy_of(
 ) -> Option<(key::Fingerprint, CopyInfo, NamespaceKind)> {
     let (high, low) = halves(cluster);
     let is_same = (record.generation >> 32, record.notes >> CLUSTER_SHIFT) == (high.into(), low);
-    if !is_same {
+    if !is_same || is_memory(cluster, record) {
         return None;
     }
     let is = |flag: u32| record.notes & flag != 0;
@@ -112,6 +114,32 @@ pub(super) fn copy_of(
         NamespaceKind::Cache
     };
     Some((place.key, info, namespace))
+}
+
+/// What is told of a record that is no copy: it has what the home of this core knew when it left, under a map of that
+/// epoch.
+pub(super) fn memory_record(cluster: u64, epoch: Epoch) -> Record {
+    let (high, low) = halves(cluster);
+    Record {
+        version: Version {
+            epoch: epoch.0,
+            sequence: 0,
+        },
+        generation: u64::from(high) << 32,
+        notes: low << CLUSTER_SHIFT,
+        ..Record::default()
+    }
+}
+
+/// Whether a record is no copy's, whatever cluster it is of.
+pub(super) const fn is_no_copy(record: &Record) -> bool {
+    record.notes & !(u32::MAX << CLUSTER_SHIFT) == 0
+}
+
+/// Whether it is such a one, of this cluster.
+pub(super) fn is_memory(cluster: u64, record: &Record) -> bool {
+    let expected = memory_record(cluster, Epoch(0));
+    (record.generation, record.notes) == (expected.generation, expected.notes)
 }
 
 /// The bits of a cluster's identity that are kept.
@@ -160,6 +188,11 @@ mod tests {
                         ..info
                     };
                     assert_eq!(record_of(cluster, place, &later, namespace), None);
+                    assert!(!is_memory(cluster, &record));
+                    let memory = memory_record(cluster, Epoch(7));
+                    assert!(is_memory(cluster, &memory));
+                    assert_eq!(copy_of(cluster, &memory), None);
+                    assert!(!is_memory(cluster ^ 1, &memory));
                 }
             }
         }

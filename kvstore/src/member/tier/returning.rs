@@ -51,6 +51,13 @@ impl MemberCore {
         };
         tier.cluster.set(Some(id));
         let Former { mut records } = tier.former.take();
+        let memory = tier.recall((id, self.seat().node), &records).await;
+        if let Some(memory) = memory {
+            let (epoch, removals) = (memory.known.epoch.0, memory.tombstones.len());
+            tracing::info!(epoch, removals, "what a former life knew of removals");
+            let now = time::now();
+            self.machines().borrow_mut().home.recall(now, memory);
+        }
         // The order of the drive is nobody's.
         records.sort_unstable_by_key(|record| record.fingerprint);
         let copies = records.iter().filter_map(|record| copy_of(id, record));

@@ -22,6 +22,21 @@ pub struct TombstonePage {
     pub tombstones: Vec<(Fingerprint, Tombstone)>,
     /// Where to go on; `None` if nothing comes after.
     pub next: Option<Fingerprint>,
+    /// What its former life knew, if it has just begun and that one left in order.
+    pub recalled: Option<Recalled>,
+}
+
+/// How much of what was removed a home knew that has left in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recalled {
+    /// The last map under which it knew all; it has done nothing since.
+    pub epoch: Epoch,
+    /// How many members were homes then.
+    pub homes: u32,
+    /// How many cores its node had then. Each knew its own part.
+    pub cores: u16,
+    /// Up to which epoch tombstones may have been forgotten.
+    pub horizon: Epoch,
 }
 
 /// A message from home to home.
@@ -56,6 +71,7 @@ impl Wire for TombstonePage {
         self.horizon.put(out);
         put_all(&self.tombstones, PAGE_TOMBSTONES_MAX, out);
         self.next.put(out);
+        self.recalled.put(out);
     }
 
     fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
@@ -64,6 +80,25 @@ impl Wire for TombstonePage {
             horizon: Wire::take(reader)?,
             tombstones: take_all(reader, PAGE_TOMBSTONES_MAX)?,
             next: Wire::take(reader)?,
+            recalled: Wire::take(reader)?,
+        })
+    }
+}
+
+impl Wire for Recalled {
+    fn put(&self, out: &mut Encoder<'_>) {
+        self.epoch.put(out);
+        self.homes.put(out);
+        self.cores.put(out);
+        self.horizon.put(out);
+    }
+
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
+        Ok(Self {
+            epoch: Wire::take(reader)?,
+            homes: Wire::take(reader)?,
+            cores: Wire::take(reader)?,
+            horizon: Wire::take(reader)?,
         })
     }
 }

@@ -321,6 +321,16 @@ impl Wire for u8 {
     }
 }
 
+impl Wire for u16 {
+    fn put(&self, out: &mut Encoder<'_>) {
+        Writer::new(out).u16(*self);
+    }
+
+    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
+        Ok(reader.u16()?)
+    }
+}
+
 impl Wire for u32 {
     fn put(&self, out: &mut Encoder<'_>) {
         Writer::new(out).u32(*self);

@@ -80,6 +80,8 @@ pub struct Member {
     must_load: bool,
     must_update: bool,
     raised_generation: u64,
+    /// It proposes nothing any more.
+    abstains: bool,
     quota_changes: QuotaChanges,
     /// A change of a quota that cannot be made must not keep the map from being changed.
     has_quota_failed: bool,
@@ -119,6 +121,7 @@ impl Member {
             must_load: true,
             must_update: false,
             raised_generation: 0,
+            abstains: false,
             quota_changes: QuotaChanges::default(),
             has_quota_failed: false,
             ops_issued: 0,
@@ -238,6 +241,18 @@ impl Member {
         self.must_update = true;
         self.retry_at = self.retry_at.min(now);
         self.advance(now);
+    }
+
+    /// Whether the map that it knows is of those who are registered, as far as it knows: nobody will propose another.
+    #[must_use]
+    pub fn is_map_settled(&self) -> bool {
+        self.view.is_settled()
+    }
+
+    /// From now on it proposes no map: it is about to leave. Where all members do at one time, the map stays that under which
+    /// all of them have served.
+    pub const fn abstain(&mut self) {
+        self.abstains = true;
     }
 
     /// Gives up the lease: the next map is without it.
@@ -535,6 +550,9 @@ impl Member {
 
     /// Proposes a map if this one is out of date, not too soon after the last change.
     fn propose(&mut self, now: Time) {
+        if self.abstains {
+            return;
+        }
         let map = match self
             .view
             .proposal(now, self.options.rejoin_wait, self.raised_generation)

@@ -167,6 +167,14 @@ impl View {
         members.map(|known| known.registration.member).collect()
     }
 
+    /// Whether the known map is of those who are registered.
+    pub(super) fn is_settled(&self) -> bool {
+        let members = self.registered();
+        self.map
+            .as_ref()
+            .is_none_or(|known| known.map.members() == members)
+    }
+
     /// The members of the known map that `next` is without.
     pub(super) fn removed_by(&self, next: &ClusterMap) -> Vec<NodeId> {
         let old = self.map.iter().flat_map(|known| known.map.members());

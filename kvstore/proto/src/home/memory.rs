@@ -1,0 +1,385 @@
+//! What a home knew of removals when its node left, for the life after it.
+//!
+//! A home that begins knows nothing of what was removed before, and is told by those who do. Where nobody does, since all
+//! members have ended, what those have who come back could have been removed, and nobody could tell. So a home that leaves
+//! in order says what it knew, which its driver keeps until the next life begins and the home is told of it
+//! ([`Home::recall`]). It is believed together with what others recall, if nothing can have been removed since:
+//!
+//! - It was complete under the map that is directly before the first one of the new life: under that one it has ended, and no
+//!   other map was in between.
+//! - All homes of that map recall the same, or all but one of several: each tombstone is at two of them. What one that has
+//!   not ended might have removed since it would have had to tell another.
+//!
+//! In bytes these are pieces of a bounded size each, as they fit into records of a drive:
+//!
+//! ```text
+//!  | LNKM | 1 | node (8) | epoch (8) | homes (4) | cores (2) | horizon (8) | piece (2) | pieces (2) | n (4) |
+//!  | n tombstones: key (16), epoch (8), sequence (8), generation (8) | CRC32C of all before (4) |
+//! ```
+
+use std::collections::BTreeMap;
+
+use lunette_cluster_proto::framing::{Frame, FrameFault};
+use lunette_cluster_proto::map::Epoch;
+use lunette_runtime_core::codec::{Reader, Truncated, Writer};
+use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::mutant::{self, Mutant};
+use lunette_runtime_core::time::Time;
+use thiserror::Error;
+
+use super::Home;
+use crate::key::Fingerprint;
+use crate::message::directory::Recalled;
+use crate::placement::Seat;
+use crate::version::{Generation, Tombstone, Version};
+
+/// Most tombstones of one piece: 640 KiB.
+const PIECE_TOMBSTONES_MAX: usize = 16 << 10;
+/// Most pieces.
+pub const MEMORY_PIECES_MAX: usize = 1 << 10;
+
+const FRAME: Frame = Frame {
+    magic: *b"LNKM",
+    version: 1,
+};
+
+/// What a home that has left knew of removals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HomeMemory {
+    /// When that was, and how far it goes back.
+    pub known: Recalled,
+    /// Removals and upserts, in the order of their keys.
+    pub tombstones: Vec<(Fingerprint, Tombstone)>,
+}
+
+/// Why pieces are not what a home has known.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum MemoryFault {
+    /// One ends too early.
+    #[error(transparent)]
+    Truncated(#[from] Truncated),
+    /// One is something else, or of another version.
+    #[error("something else, or of another version")]
+    Unknown,
+    /// The bytes of one are damaged.
+    #[error("a piece is damaged")]
+    Damaged,
+    /// A field is out of its bounds, or there is something behind the last.
+    #[error("a piece makes no sense: {what}")]
+    Nonsense {
+        /// Which field.
+        what: &'static str,
+    },
+    /// Pieces are of several nodes or times, or some are missing.
+    #[error("these are not all pieces of one")]
+    Incomplete,
+    /// It is what another node has known.
+    #[error("it is of {0}")]
+    OtherNode(NodeId),
+}
+
+impl From<FrameFault> for MemoryFault {
+    fn from(fault: FrameFault) -> Self {
+        match fault {
+            FrameFault::Truncated(fault) => Self::Truncated(fault),
+            FrameFault::Unknown => Self::Unknown,
+            FrameFault::Damaged => Self::Damaged,
+        }
+    }
+}
+
+/// One piece, but for its tombstones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    node: NodeId,
+    known: Recalled,
+    pieces: u16,
+}
+
+impl HomeMemory {
+    /// The pieces of what a home of this node has known; `None` if it is too long, which no home's is.
+    #[must_use]
+    pub fn encode(&self, node: NodeId) -> Option<Vec<Vec<u8>>> {
+        let count = self.tombstones.len().div_ceil(PIECE_TOMBSTONES_MAX).max(1);
+        let pieces = u16::try_from(count).ok();
+        let pieces = pieces.filter(|_| count <= MEMORY_PIECES_MAX)?;
+        let known = self.known;
+        let head = Head {
+            node,
+            known,
+            pieces,
+        };
+        let empty = self.tombstones.is_empty().then_some(&[][..]);
+        let parts = self.tombstones.chunks(PIECE_TOMBSTONES_MAX).chain(empty);
+        Some(
+            parts
+                .zip(0..)
+                .map(|(part, at)| head.seal(at, part))
+                .collect(),
+        )
+    }
+
+    /// What a home of this node has known, of its pieces in any order.
+    ///
+    /// # Errors
+    /// [`MemoryFault`].
+    pub fn decode(
+        node: NodeId,
+        pieces: impl IntoIterator<Item = impl AsRef<[u8]>>,
+    ) -> Result<Self, MemoryFault> {
+        let mut head = None;
+        let mut parts = BTreeMap::new();
+        for piece in pieces {
+            let (its, at, tombstones) = Head::open(piece.as_ref())?;
+            if *head.get_or_insert(its) != its || parts.insert(at, tombstones).is_some() {
+                return Err(MemoryFault::Incomplete);
+            }
+        }
+        let head = head.filter(|head| parts.len() == usize::from(head.pieces));
+        let head = head.ok_or(MemoryFault::Incomplete)?;
+        if head.node != node {
+            return Err(MemoryFault::OtherNode(head.node));
+        }
+        Ok(Self {
+            known: head.known,
+            tombstones: parts.into_values().flatten().collect(),
+        })
+    }
+}
+
+impl Head {
+    fn seal(&self, at: u16, tombstones: &[(Fingerprint, Tombstone)]) -> Vec<u8> {
+        let known = self.known;
+        FRAME.seal(|out| {
+            let mut out = Writer::new(out);
+            out.u64(self.node.0).u64(known.epoch.0).u32(known.homes);
+            out.u16(known.cores).u64(known.horizon.0);
+            let count = u32::try_from(tombstones.len()).expect("a piece is bounded");
+            out.u16(at).u16(self.pieces).u32(count);
+            for (
+                key,
+                Tombstone {
+                    version,
+                    generation,
+                },
+            ) in tombstones
+            {
+                out.u128(key.0).u64(version.epoch.0);
+                out.u64(version.sequence).u64(generation.0);
+            }
+        })
+    }
+
+    fn open(bytes: &[u8]) -> Result<(Self, u16, Vec<(Fingerprint, Tombstone)>), MemoryFault> {
+        let mut reader = FRAME.open(bytes)?;
+        let node = NodeId(reader.u64()?);
+        let (epoch, homes) = (Epoch(reader.u64()?), reader.u32()?);
+        let (cores, horizon) = (reader.u16()?, Epoch(reader.u64()?));
+        let known = Recalled {
+            epoch,
+            homes,
+            cores,
+            horizon,
+        };
+        let (at, pieces, count) = (reader.u16()?, reader.u16()?, reader.u32()? as usize);
+        if at >= pieces || usize::from(pieces) > MEMORY_PIECES_MAX {
+            return Err(MemoryFault::Nonsense { what: "piece" });
+        }
+        if count > PIECE_TOMBSTONES_MAX {
+            return Err(MemoryFault::Nonsense { what: "tombstones" });
+        }
+        let tombstones = (0..count).map(|_| read_tombstone(&mut reader));
+        let tombstones = tombstones.collect::<Result<_, _>>()?;
+        if !reader.is_empty() {
+            return Err(MemoryFault::Nonsense { what: "length" });
+        }
+        let head = Self {
+            node,
+            known,
+            pieces,
+        };
+        Ok((head, at, tombstones))
+    }
+}
+
+fn read_tombstone(reader: &mut Reader<'_>) -> Result<(Fingerprint, Tombstone), Truncated> {
+    let key = Fingerprint(reader.u128()?);
+    let (epoch, sequence) = (Epoch(reader.u64()?), reader.u64()?);
+    let tombstone = Tombstone {
+        version: Version { epoch, sequence },
+        generation: Generation(reader.u64()?),
+    };
+    Ok((key, tombstone))
+}
+
+impl Home {
+    /// What it knew of removals when it [left](Self::leave); `None` if it did not know all, or is none's home.
+    #[must_use]
+    pub fn memory(&self) -> Option<HomeMemory> {
+        let known = self.recalled?;
+        let tombstones = self.tombstones.after(None).collect();
+        Some(HomeMemory { known, tombstones })
+    }
+
+    /// It is told what a former life of it knew when it left.
+    ///
+    /// # Panics
+    /// If there has been a map already.
+    pub fn recall(&mut self, now: Time, memory: HomeMemory) {
+        assert!(self.map.members().is_empty(), "before the first map");
+        for (key, tombstone) in memory.tombstones {
+            let max = self.limits.tombstones_max;
+            self.tombstones.insert(now, key, tombstone, max);
+        }
+        // What there was no room for is forgotten.
+        let forgotten = self.tombstones.forgotten.max(memory.known.horizon);
+        self.tombstones.forgotten = forgotten;
+        self.recalled = Some(Recalled {
+            horizon: forgotten,
+            ..memory.known
+        });
+    }
+
+    /// What is known when it leaves.
+    pub(super) fn known_at_the_end(&self) -> Option<Recalled> {
+        let me = self.map.member(self.seat.node)?;
+        if !self.is_complete() || me.weight() == 0 {
+            return self.recalled;
+        }
+        let homes = self.map.members().iter();
+        let homes = homes.filter(|member| member.weight() > 0).count();
+        Some(Recalled {
+            epoch: self.map.epoch(),
+            homes: u32::try_from(homes).expect("members are bounded"),
+            cores: me.cores,
+            horizon: self.tombstones.forgotten,
+        })
+    }
+
+    /// Up to which epoch removals may be forgotten, by what former lives knew: nobody else knows. `None` if that is not
+    /// all that there is to know.
+    pub(super) fn recalled_horizon(&self, others: &BTreeMap<Seat, Recalled>) -> Option<Epoch> {
+        let own = self.recalled.map(|known| (self.seat, known));
+        let all = others
+            .iter()
+            .map(|(&seat, &known)| (seat, known))
+            .chain(own);
+        let before = Epoch(self.map.epoch().0 - 1);
+        let all: Vec<_> = all.filter(|(_, known)| known.epoch == before).collect();
+        let homes = all.iter().map(|(_, known)| known.homes as usize).max()?;
+        let mut cores: BTreeMap<NodeId, (u16, u16)> = BTreeMap::new();
+        for (seat, known) in &all {
+            let (count, of) = cores.entry(seat.node).or_default();
+            (*count, *of) = (*count + 1, known.cores);
+        }
+        let whole = cores.values().filter(|(count, of)| count >= of).count();
+        let is_known = whole >= homes || (whole + 1 >= homes && homes > 1);
+        let is_believed = is_known || mutant::is_on(Mutant::MemoryOverrated);
+        let horizon = all.iter().map(|(_, known)| known.horizon).max();
+        horizon.filter(|_| is_believed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(tombstones: usize) -> HomeMemory {
+        let tombstones = (0..tombstones as u64).map(|number| {
+            let version = Version {
+                epoch: Epoch(number % 7),
+                sequence: number,
+            };
+            let generation = Generation(number % 3);
+            let tombstone = Tombstone {
+                version,
+                generation,
+            };
+            (Fingerprint(u128::from(number) << 64 | 5), tombstone)
+        });
+        HomeMemory {
+            known: Recalled {
+                epoch: Epoch(9),
+                homes: 3,
+                cores: 2,
+                horizon: Epoch(4),
+            },
+            tombstones: tombstones.collect(),
+        }
+    }
+
+    fn decoded(pieces: &[Vec<u8>]) -> Result<HomeMemory, MemoryFault> {
+        HomeMemory::decode(NodeId(7), pieces)
+    }
+
+    #[test]
+    fn it_comes_back_whole_or_not_at_all() {
+        for count in [0, 1, PIECE_TOMBSTONES_MAX, PIECE_TOMBSTONES_MAX * 2 + 1] {
+            let memory = memory(count);
+            let mut pieces = memory.encode(NodeId(7)).expect("it is short");
+            assert_eq!(pieces.len(), count.div_ceil(PIECE_TOMBSTONES_MAX).max(1));
+            pieces.reverse();
+            assert_eq!(decoded(&pieces), Ok(memory), "{count}");
+            let other = HomeMemory::decode(NodeId(8), &pieces);
+            assert_eq!(other, Err(MemoryFault::OtherNode(NodeId(7))));
+            let twice: Vec<_> = pieces.iter().chain(&pieces[..1]).cloned().collect();
+            assert_eq!(decoded(&twice), Err(MemoryFault::Incomplete));
+            pieces.pop();
+            assert_eq!(decoded(&pieces), Err(MemoryFault::Incomplete), "{count}");
+        }
+    }
+
+    #[test]
+    fn pieces_of_several_times_are_not_mixed() {
+        let mut pieces = memory(PIECE_TOMBSTONES_MAX + 1).encode(NodeId(7)).unwrap();
+        let mut later = memory(PIECE_TOMBSTONES_MAX + 1);
+        later.known.epoch = Epoch(10);
+        pieces[1] = later.encode(NodeId(7)).unwrap().remove(1);
+        assert_eq!(decoded(&pieces), Err(MemoryFault::Incomplete));
+    }
+
+    #[test]
+    fn damage_is_seen_and_nothing_panics() {
+        let piece = memory(3).encode(NodeId(7)).unwrap().remove(0);
+        for at in 0..piece.len() {
+            let mut damaged = piece.clone();
+            damaged[at] ^= 1;
+            assert!(decoded(&[damaged]).is_err(), "byte {at}");
+            assert!(decoded(&[piece[..at].to_vec()]).is_err(), "{at} bytes");
+        }
+    }
+
+    #[test]
+    fn fields_out_of_bounds_are_refused() {
+        let (at, pieces, nothing) = (3, 4, Vec::new());
+        let head = Head {
+            node: NodeId(7),
+            known: memory(0).known,
+            pieces,
+        };
+        assert_eq!(
+            Head::open(&head.seal(at, &nothing)),
+            Ok((head, at, nothing.clone()))
+        );
+        for (head, at) in [
+            (head, pieces),
+            (
+                Head {
+                    pieces: u16::MAX,
+                    ..head
+                },
+                0,
+            ),
+        ] {
+            let what = "piece";
+            let opened = Head::open(&head.seal(at, &nothing));
+            assert_eq!(opened, Err(MemoryFault::Nonsense { what }));
+        }
+        let many = memory(PIECE_TOMBSTONES_MAX + 1).tombstones;
+        let what = "tombstones";
+        assert_eq!(
+            Head::open(&head.seal(0, &many)),
+            Err(MemoryFault::Nonsense { what })
+        );
+    }
+}
