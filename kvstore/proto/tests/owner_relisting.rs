@@ -9,7 +9,9 @@ use lunette_cluster_proto::fence::{Fence, NamespaceKind};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{AskerId, CopyPage, CopyPlace, ToOwner};
-use lunette_kvstore_proto::owner::{Owner, OwnerAction, OwnerLimits, Read, Sought, WriteAsk};
+use lunette_kvstore_proto::owner::{
+    Owner, OwnerAction, OwnerLimits, Read, Sought, WriteAnswer, WriteAsk,
+};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::retention::Retention;
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
@@ -299,4 +301,43 @@ fn what_a_former_life_left_is_told_like_that_of_one_who_was_away() {
     assert_eq!(read(&mut bench, 7), Read::Absent);
     assert!(matches!(read(&mut bench, 8), Read::Served { .. }));
     assert_eq!(bench.owner.away_since(), None);
+}
+
+/// It has its lease before it has heard of the map that it is in, which others may have heard of already.
+#[test]
+fn who_was_in_no_map_yet_speaks_of_nothing_that_a_former_life_left() {
+    for namespace in [NamespaceKind::Cache, NamespaceKind::Strict] {
+        let mut owner = Owner::new(seat(OWNER), OwnerLimits::default());
+        let mut fence = Fence::default();
+        fence.renew(Time::ZERO, Duration::from_secs(100));
+        owner.on_fence(fence);
+        let info = CopyInfo {
+            version: version(3),
+            kind: WriteKind::Put,
+            form: Form::Whole,
+            generation: Generation(0),
+            wanted: 1,
+            len_bytes: 5,
+            crc32c: 6,
+        };
+        owner.restore(Epoch(4), [(key(3), info, namespace)]);
+        for sought in [Sought::Latest(Epoch(0)), Sought::Version(version(3))] {
+            let read = owner.read(Time::ZERO, key(3), sought, namespace);
+            assert_eq!(read, Read::Unavailable, "{sought:?}");
+        }
+        let ask = WriteAsk {
+            key: key(3),
+            kind: WriteKind::Put,
+            form: Form::Whole,
+            namespace,
+            wanted: 1,
+            wait_ms: 1000,
+            retention: Retention::default(),
+        };
+        let mut out = Vec::new();
+        let (asker, request) = (AskerId(1), RequestId(1));
+        let begun = owner.write(Time::ZERO, asker, request, ask, &mut out);
+        let answer = OwnerAction::Written(asker, request, WriteAnswer::Unavailable);
+        assert_eq!((begun, out), (None, vec![answer]));
+    }
 }
