@@ -220,6 +220,7 @@ impl Core {
             repairs_max: COPIES_MAX,
             histories_max: 4,
             repair_after: Duration::from_millis(20),
+            keep_after: Duration::from_millis(1),
         };
         let owner_limits = OwnerLimits {
             copies_max: COPIES_MAX,

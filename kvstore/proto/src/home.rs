@@ -79,6 +79,7 @@ pub use limits::{
     REBUILD_WAIT_MAX, RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX,
     REPORTS_UNDER_WAY_MAX, RESEND, TOMBSTONE_KEEP,
 };
+use memory::Kept;
 pub use memory::{HomeMemory, MEMORY_PIECES_MAX, MemoryFault};
 pub use presence::{LISTED_PER_TICK_MAX, PresenceChange};
 use rebuild::Rebuild;
@@ -158,6 +159,9 @@ pub struct Home {
     base: Option<Vec<(NodeId, u64)>>,
     /// What its former life knew when it left; and what this one knows, once that has left.
     recalled: Option<Recalled>,
+    /// Whether what it knows is kept for the case of a crash, and since when that is the same.
+    kept: Kept,
+    tombstoned: Time,
     /// Those of them that have been in each map since.
     stayed: Vec<(NodeId, u64)>,
     /// Members of these maps may be serving, until [`Self::quiet_until`].
@@ -197,6 +201,8 @@ impl Home {
             departed: BTreeMap::new(),
             base: None,
             recalled: None,
+            kept: Kept::Nothing,
+            tombstoned: Time::ZERO,
             stayed: Vec::new(),
             recent: VecDeque::new(),
             has_gap: true,
@@ -273,6 +279,8 @@ impl Home {
             && self.sweep.is_none()
             && has_seat(map, self.seat);
         self.sequence = 0;
+        // Nobody believes what was known under an earlier map.
+        (self.kept, self.tombstoned) = (Kept::Nothing, now);
         self.claims.clear();
         // Before the first one nobody was a home.
         let is_first = map.epoch() == Epoch::FIRST;

@@ -74,6 +74,7 @@ fn what_is_promised_holds_in_every_world() {
             "put at once",
             "looked on",
             "recalled",
+            "kept",
             "returned of all",
         ] {
             assert!(tally.contains_key(what), "no world has seen: {what}");

@@ -38,6 +38,8 @@ pub enum Mutant {
     TombstoneLost,
     /// What homes that have left knew of removals is believed although others are missing that knew more.
     MemoryOverrated,
+    /// A removal ends although a home has kept that it knew of all before.
+    MemoryOutdated,
     /// A member that was away speaks of what it has before that has been judged.
     UnjudgedServed,
     /// Nobody heeds the end of its lease.
@@ -78,7 +80,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Those of the home protocol, which its own simulation is to find.
-    pub const HOME: [(&'static str, Self); 13] = [
+    pub const HOME: [(&'static str, Self); 14] = [
         ("claim-unchecked", Self::ClaimUnchecked),
         ("direct-unchecked", Self::DirectUnchecked),
         ("publish-unclaimed", Self::PublishUnclaimed),
@@ -86,6 +88,7 @@ impl Mutant {
         ("barrier-skipped", Self::BarrierSkipped),
         ("tombstone-lost", Self::TombstoneLost),
         ("memory-overrated", Self::MemoryOverrated),
+        ("memory-outdated", Self::MemoryOutdated),
         ("unjudged-served", Self::UnjudgedServed),
         ("fence-ignored", Self::FenceIgnored),
         ("hold-ignored", Self::HoldIgnored),

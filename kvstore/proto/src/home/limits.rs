@@ -59,6 +59,8 @@ pub struct HomeLimits {
     pub histories_max: usize,
     /// How long a key that has lost copies waits before an owner is told.
     pub repair_after: Duration,
+    /// How long nothing has been removed before what is known of removals is [kept](super::Home::keep), and a little more for each.
+    pub keep_after: Duration,
 }
 
 impl Default for HomeLimits {
@@ -74,6 +76,7 @@ impl Default for HomeLimits {
             repairs_max: 64 << 10,
             histories_max: 16 << 10,
             repair_after: Duration::from_secs(1),
+            keep_after: Duration::from_secs(1),
         }
     }
 }

@@ -10,6 +10,17 @@
 //! - All homes of that map recall the same, or all but one of several: each tombstone is at two of them. What one that has
 //!   not ended might have removed since it would have had to tell another.
 //!
+//! Who crashes says nothing. So what a home knows is kept beforehand as well, when nothing has been removed for a while
+//! ([`Home::keep`]), and counts until something is: the first removal or upsert after that ends when what was kept is durably
+//! forgotten ([`Home::is_outdated`]), and the next ones wait for nothing.
+//!
+//! ```text
+//!   Nothing --- all known, nothing removed for a while: keep ---> Kept
+//!      ^ ^                                                         | |
+//!      | +------------------- another map -------------------------+ |
+//!      +--- forgotten, another map --- Outdated <--- a tombstone ----+
+//! ```
+//!
 //! In bytes these are pieces of a bounded size each, as they fit into records of a drive:
 //!
 //! ```text
@@ -17,6 +28,7 @@
 //!  | n tombstones: key (16), epoch (8), sequence (8), generation (8) | CRC32C of all before (4) |
 //! ```
 
+use core::time::Duration;
 use std::collections::BTreeMap;
 
 use lunette_cluster_proto::framing::{Frame, FrameFault};
@@ -27,7 +39,7 @@ use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
-use super::Home;
+use super::{Home, Out};
 use crate::key::Fingerprint;
 use crate::message::directory::Recalled;
 use crate::placement::Seat;
@@ -35,6 +47,9 @@ use crate::version::{Generation, Tombstone, Version};
 
 /// Most tombstones of one piece: 640 KiB.
 const PIECE_TOMBSTONES_MAX: usize = 16 << 10;
+/// How much longer nothing has been removed before what a home knows is kept, for each tombstone: so that what is written again
+/// and again is not much.
+const KEEP_AFTER_EACH: Duration = Duration::from_micros(20);
 /// Most pieces.
 pub const MEMORY_PIECES_MAX: usize = 1 << 10;
 
@@ -50,6 +65,17 @@ pub struct HomeMemory {
     pub known: Recalled,
     /// Removals and upserts, in the order of their keys.
     pub tombstones: Vec<(Fingerprint, Tombstone)>,
+}
+
+/// Whether what a home knows is kept, for the case that its node crashes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kept {
+    #[default]
+    Nothing,
+    /// All of it, from when its driver has made it durable.
+    All,
+    /// More has been removed since, which is told to nobody before that is forgotten.
+    Outdated,
 }
 
 /// Why pieces are not what a home has known.
@@ -240,12 +266,54 @@ impl Home {
         });
     }
 
+    /// What it knows of removals, if that is all there is to know, none is under way, and none was for a while. It counts for
+    /// its next life from when it is durable, until it is [outdated](Self::is_outdated) or the map is another one; it is not told
+    /// again until then.
+    pub fn keep(&mut self, now: Time) -> Option<HomeMemory> {
+        let count = u32::try_from(self.tombstones.len()).expect("they are bounded");
+        let after = self.limits.keep_after + KEEP_AFTER_EACH.saturating_mul(count);
+        let is_quiet = self.changes.is_empty() && now >= self.tombstoned + after;
+        if !is_quiet || !self.is_complete() || self.kept != Kept::Nothing {
+            return None;
+        }
+        let known = self.known_now()?;
+        self.kept = Kept::All;
+        let tombstones = self.tombstones.after(None).collect();
+        Some(HomeMemory { known, tombstones })
+    }
+
+    /// Whether what was [kept](Self::keep) is to be forgotten, for which removals and upserts wait.
+    #[must_use]
+    pub fn is_outdated(&self) -> bool {
+        self.kept == Kept::Outdated
+    }
+
+    /// What was kept is not there any more, whatever happens to the node.
+    pub fn has_forgotten(&mut self, now: Time, out: Out<'_>) {
+        if self.is_outdated() {
+            self.kept = Kept::Nothing;
+            self.end_changes(now, out);
+        }
+    }
+
+    /// There is a tombstone more.
+    pub(super) fn outdate(&mut self, now: Time) {
+        self.tombstoned = now;
+        if self.kept == Kept::All && !mutant::is_on(Mutant::MemoryOutdated) {
+            self.kept = Kept::Outdated;
+        }
+    }
+
     /// What is known when it leaves.
     pub(super) fn known_at_the_end(&self) -> Option<Recalled> {
-        let me = self.map.member(self.seat.node)?;
-        if !self.is_complete() || me.weight() == 0 {
-            return self.recalled;
-        }
+        let known = self.is_complete().then(|| self.known_now()).flatten();
+        known.or(self.recalled)
+    }
+
+    /// If it is one of the homes.
+    fn known_now(&self) -> Option<Recalled> {
+        let me = self.map.member(self.seat.node);
+        let me = me.filter(|me| me.weight() > 0)?;
         let homes = self.map.members().iter();
         let homes = homes.filter(|member| member.weight() > 0).count();
         Some(Recalled {

@@ -241,7 +241,10 @@ impl Home {
             ToPeer::Bury { key, tombstone } => {
                 self.keep_tombstone(now, key, tombstone);
                 let version = tombstone.version;
-                out.push(HomeAction::ToPeer(from, ToPeer::Buried { key, version }));
+                // It is asked again.
+                if !self.is_outdated() {
+                    out.push(HomeAction::ToPeer(from, ToPeer::Buried { key, version }));
+                }
             }
             ToPeer::Buried { key, version } => self.buried(now, from, key, version, out),
             ToPeer::TombstonesWanted { after } => {

@@ -37,6 +37,10 @@ impl Tombstones {
         self.by_key.get(key).map(|kept| kept.tombstone.version)
     }
 
+    pub(super) const fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
     /// Asks memory for what [`version`](Self::version) will look at.
     pub(super) fn touch(&self, key: Fingerprint) {
         if !self.by_key.is_empty() {

@@ -19,7 +19,7 @@ use std::time::Duration;
 use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::asker::{Asker, OperationId};
-use lunette_kvstore_proto::home::Home;
+use lunette_kvstore_proto::home::{Home, HomeMemory};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{AskerId, CopyPlace};
 use lunette_kvstore_proto::owner::Owner;
@@ -70,6 +70,11 @@ pub(crate) enum Event {
         op: lunette_kvstore_proto::message::directory::OpId,
         is_whole: bool,
     },
+    /// A drive has kept what a home knew, or has forgotten it.
+    Kept {
+        seat: Seat,
+        kept: Option<HomeMemory>,
+    },
     Tick,
     Work,
     Fault(Fault),
@@ -80,6 +85,8 @@ pub(crate) enum Fault {
     Cut(usize),
     Heal(usize),
     Kill(usize),
+    /// It ends, in good order or not, whatever others do.
+    End(usize, bool),
     Start(usize),
     Raise,
     CoordinatorDown,
@@ -162,7 +169,7 @@ impl World {
             incarnations: 0,
             has_direct_puts: !seed.is_multiple_of(2),
             leaves_in_order: !(seed / 2).is_multiple_of(3),
-            has_drives: (seed / 6).is_multiple_of(2),
+            has_drives: !(seed / 6).is_multiple_of(3),
             saved: BTreeMap::new(),
             returned: BTreeSet::new(),
             ends_all: false,
@@ -244,24 +251,31 @@ impl World {
         self.schedule(self.now, Event::Work);
     }
 
-    /// All nodes end at about one time, and start again; in every other world one ends before, and most others start late.
+    /// All nodes end at about one time, and start again: in most worlds one ends before, in every other one most start late.
     fn plan_for_all(&mut self) {
         let count = u32::try_from(self.nodes.len()).expect("few");
         let first = self.random.below(count) as usize;
-        let at = 3000 + u64::from(self.random.below(1500));
+        let at = 4500 + u64::from(self.random.below(1000));
         // With a map in between, or none.
         let ends_ms = [1, 500][self.random.below(2) as usize];
         let starts_ms = 1 + self.random.below(800);
-        let are_late = self.random.below(2) == 0;
+        let (is_early, are_late) = (self.random.below(3) != 0, self.random.below(2) == 0);
+        let is_in_order = self.random.below(2) == 0;
         for node in 0..self.nodes.len() {
-            let mut end = at + u64::from(self.random.below(ends_ms));
+            let end = at + u64::from(self.random.below(ends_ms));
             let mut start = end + 600 + u64::from(self.random.below(starts_ms));
-            if are_late && node == first {
-                end = 1300 + u64::from(self.random.below(1000));
-            } else if are_late && self.random.below(4) != 0 {
-                start = FAULTS_END_MS;
+            if is_early && node == first {
+                let early = 1300 + u64::from(self.random.below(1000));
+                self.fault(early, Fault::End(node, true));
+                if self.random.below(2) == 0 {
+                    start = FAULTS_END_MS;
+                }
+            } else {
+                if are_late && self.random.below(4) != 0 {
+                    start = FAULTS_END_MS;
+                }
+                self.fault(end, Fault::End(node, is_in_order));
             }
-            self.fault(end, Fault::Kill(node));
             self.fault(start, Fault::Start(node));
         }
     }
@@ -329,6 +343,7 @@ impl World {
             }
             Event::AskerMap { asker, map } => self.askers[asker].machine.on_map(&map),
             Event::Whole { seat, op, is_whole } => self.on_whole(seat, op, is_whole),
+            Event::Kept { seat, kept } => self.on_kept(seat, kept),
         }
     }
 
@@ -349,18 +364,8 @@ impl World {
             Fault::Heal(node) => {
                 self.nodes[node].is_cut = false;
             }
-            Fault::Kill(node) => {
-                if self.nodes[node].is_alive {
-                    let had = self.copies_of(node);
-                    if self.leaves_in_order {
-                        self.leave(node);
-                    }
-                    self.save(node, had);
-                    self.nodes[node].is_alive = false;
-                    let seat = self.nodes[node].seat(0);
-                    self.oracle.on_kill(self.now, seat);
-                }
-            }
+            Fault::Kill(node) => self.end_life(node, self.leaves_in_order),
+            Fault::End(node, is_in_order) => self.end_life(node, is_in_order),
             Fault::Start(node) => {
                 if !self.nodes[node].is_alive {
                     let is_cut = self.nodes[node].is_cut;
@@ -386,6 +391,20 @@ impl World {
         }
     }
 
+    fn end_life(&mut self, node: usize, is_in_order: bool) {
+        if !self.nodes[node].is_alive {
+            return;
+        }
+        let had = self.copies_of(node);
+        if is_in_order {
+            self.leave(node);
+        }
+        self.save(node, had, is_in_order);
+        self.nodes[node].is_alive = false;
+        let seat = self.nodes[node].seat(0);
+        self.oracle.on_kill(self.now, seat);
+    }
+
     /// A node serves nobody any more, tells those who wait there, and gives its lease back.
     fn leave(&mut self, index: usize) {
         for core in 0..self.nodes[index].cores.len() {
@@ -408,6 +427,7 @@ impl World {
             if self.nodes[node].is_alive {
                 for core in 0..self.nodes[node].cores.len() {
                     self.tick_core(node, core);
+                    self.keep(node, core);
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lunette_cluster_proto::fence::Fence;
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
-use lunette_kvstore_proto::home::{Home, HomeLimits};
+use lunette_kvstore_proto::home::{Home, HomeLimits, HomeMemory};
 use lunette_kvstore_proto::message::directory::{CopyPlace, OpId};
 use lunette_kvstore_proto::owner::{Owner, OwnerLimits};
 use lunette_kvstore_proto::placement::Seat;
@@ -21,6 +21,9 @@ pub(crate) struct Core {
     pub(crate) arriving: BTreeMap<OpId, u64>,
     pub(crate) stored: BTreeMap<CopyPlace, u64>,
     pub(crate) onlooker: Onlooker,
+    /// What a drive has of what the home knew, and whether it is forgetting that.
+    pub(crate) kept: Option<HomeMemory>,
+    pub(crate) is_forgetting: bool,
 }
 
 pub(crate) struct Node {
@@ -42,6 +45,7 @@ impl Node {
         let limits = HomeLimits {
             tombstones_max: 64,
             repair_after: Duration::from_millis(250),
+            keep_after: Duration::from_millis(5),
             ..HomeLimits::default()
         };
         let owner_limits = OwnerLimits {
@@ -63,6 +67,8 @@ impl Node {
                 arriving: BTreeMap::new(),
                 stored: BTreeMap::new(),
                 onlooker: Onlooker::default(),
+                kept: None,
+                is_forgetting: false,
             }
         });
         Self {

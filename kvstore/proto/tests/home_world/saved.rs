@@ -1,14 +1,15 @@
-//! What outlasts a node of a world: its copies, as a drive has them, and what its homes knew when it left in order.
+//! What outlasts a node of a world: its copies, as a drive has them, and what its homes knew when it left in order, or had kept
+//! before it was killed.
 
 use std::collections::BTreeMap;
 
 use lunette_cluster_proto::map::Epoch;
-use lunette_kvstore_proto::home::HomeMemory;
+use lunette_kvstore_proto::home::{Home, HomeMemory};
 use lunette_kvstore_proto::message::directory::CopyPlace;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::CopyInfo;
 
-use super::World;
+use super::{Event, World};
 
 /// Of one core.
 #[derive(Default)]
@@ -38,15 +39,26 @@ impl World {
     }
 
     /// The node ends, which had these copies.
-    pub(super) fn save(&mut self, node: usize, had: Vec<BTreeMap<CopyPlace, (CopyInfo, u64)>>) {
+    pub(super) fn save(
+        &mut self,
+        node: usize,
+        had: Vec<BTreeMap<CopyPlace, (CopyInfo, u64)>>,
+        has_left: bool,
+    ) {
         if !self.has_drives {
             return;
         }
         for (core, copies) in had.into_iter().enumerate() {
             let seat = self.nodes[node].seat(core);
-            let memory = self.nodes[node].cores[core].home.memory();
+            let core = &mut self.nodes[node].cores[core];
+            let memory = if has_left {
+                core.home.memory()
+            } else {
+                // It counts if it is of the last map, which is compared.
+                core.kept.take()
+            };
             // It goes through the drive.
-            let memory = memory.filter(|_| self.leaves_in_order).map(|memory| {
+            let memory = memory.map(|memory| {
                 let pieces = memory.encode(seat.node).expect("it is short");
                 let read = HomeMemory::decode(seat.node, &pieces);
                 read.expect("what was written")
@@ -85,6 +97,40 @@ impl World {
         }
     }
 
+    /// The drive of a core keeps what its home knows, or forgets it, which takes a while.
+    pub(super) fn keep(&mut self, node: usize, core: usize) {
+        if !self.has_drives {
+            return;
+        }
+        let local = self.nodes[node].local(self.now);
+        let seat = self.nodes[node].seat(core);
+        let its = &mut self.nodes[node].cores[core];
+        let kept = its.home.keep(local);
+        let is_kept = kept.is_some();
+        if is_kept || (its.home.is_outdated() && !its.is_forgetting) {
+            its.is_forgetting = !is_kept;
+            let us = 10 + u64::from(self.random.below(60_000));
+            self.after(us, Event::Kept { seat, kept });
+        }
+    }
+
+    /// The drive has done that. What was forgotten meanwhile is not kept.
+    pub(super) fn on_kept(&mut self, seat: Seat, kept: Option<HomeMemory>) {
+        let Some(node) = self.index_of(seat) else {
+            return;
+        };
+        let its = &mut self.nodes[node].cores[usize::from(seat.core.0)];
+        if kept.is_some() {
+            if !its.is_forgetting {
+                its.kept = kept;
+                self.oracle.add("kept", 1);
+            }
+            return;
+        }
+        (its.kept, its.is_forgetting) = (None, false);
+        self.at_home(seat, Home::has_forgotten);
+    }
+
     /// How many copies are served that a former life had.
     pub(super) fn count_returned(&mut self) {
         let returned = self.returned.iter().filter(|(seat, place)| {
@@ -96,7 +142,7 @@ impl World {
         });
         let count = returned.count() as u64;
         self.oracle.add("returned", count);
-        if self.ends_all && self.leaves_in_order {
+        if self.ends_all {
             self.oracle.add("returned of all", count);
         }
     }
