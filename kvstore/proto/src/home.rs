@@ -280,7 +280,7 @@ impl Home {
             && has_seat(map, self.seat);
         self.sequence = 0;
         // Nobody believes what was known under an earlier map.
-        (self.kept, self.tombstoned) = (Kept::Nothing, now);
+        (self.kept, self.tombstoned) = (Kept::Nothing, Time::ZERO);
         self.claims.clear();
         // Before the first one nobody was a home.
         let is_first = map.epoch() == Epoch::FIRST;

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_channel::oneshot;
+use futures_channel::{mpsc, oneshot};
 use lunette_cluster::proto::fence::{Fence, NamespaceKind};
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::home::{Home, HomeLimits};
@@ -40,6 +40,7 @@ use super::pushing::Pushing;
 use super::quotas::Crediting;
 use super::replicas::Scarcity;
 use super::reservations::Reservations;
+use super::steering::Steer;
 use super::taking::Taking;
 use super::tier::Tier;
 use super::waiters::{Asked, Waiters, Waiting};
@@ -114,6 +115,8 @@ pub(crate) struct MemberCore {
     tier: OnceCell<Tier>,
     /// Raised when something has begun that may have to be asked for again.
     pub(crate) busy: Signal,
+    /// What steers the node's membership, once it is known.
+    steering: OnceCell<mpsc::Sender<Steer>>,
 }
 
 impl MemberCore {
@@ -168,12 +171,26 @@ impl MemberCore {
             crediting: Crediting::new(seat),
             tier: OnceCell::new(),
             busy: Signal::default(),
+            steering: OnceCell::new(),
         });
         if let Some(tier) = tier {
             tier.begin(&core);
             drop(core.tier.set(tier));
         }
         core
+    }
+
+    /// From now on it can tell the node's membership something.
+    pub(crate) fn steer_by(&self, steering: mpsc::Sender<Steer>) {
+        drop(self.steering.set(steering));
+    }
+
+    /// Wants another map than this one, whoever is in it.
+    pub(super) fn renew_map(&self) {
+        let epoch = self.map.borrow().epoch();
+        let steering = self.steering.get().cloned();
+        let told = steering.map(|mut steering| steering.try_send(Steer::Renew(epoch)));
+        tracing::warn!(epoch = epoch.0, ?told, "another map is wanted");
     }
 
     pub(crate) const fn seat(&self) -> Seat {
@@ -242,7 +259,7 @@ impl MemberCore {
         let remembering = spawn_local(async move {
             let until = time::now() + REMEMBER_WAIT;
             let (node, tier) = (core.seat.node, core.tier.get().expect("it was there"));
-            if let Err(error) = tier.remember(node, &memory, until).await {
+            if let Err(error) = tier.remember(node, &memory, (until, &|| true)).await {
                 tracing::warn!(%error, "the drive does not keep what was removed");
             }
             if done.send(()).is_err() {

@@ -45,6 +45,8 @@ pub(crate) enum Steer {
     /// "Remove all": the next map is of a later generation. Answered when this node knows it, with its epoch
     /// and generation.
     Clear(oneshot::Sender<(Epoch, Generation)>),
+    /// Another map than that of this epoch: what a drive keeps for it and does not forget is to count no more.
+    Renew(Epoch),
     /// Another quota of a tenant, in bytes, or none. Answered when the coordinator has it.
     Quota {
         tenant: Tenant,
@@ -179,6 +181,7 @@ pub(crate) async fn steer(
             Next::Look => {}
             Next::Steer(Steer::Joined(answer)) => joining.push(answer),
             Next::Steer(Steer::Drain) => membership.drain(),
+            Next::Steer(Steer::Renew(epoch)) => membership.renew_map(epoch),
             Next::Steer(Steer::Clear(answer)) => Clear::begin(answer, &mut clearing),
             Next::Steer(Steer::Quota {
                 tenant,

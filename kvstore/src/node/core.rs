@@ -119,6 +119,7 @@ pub(super) async fn run_core(plan: CorePlan) {
         return tracing::error!("a core of a member has no room for its tasks");
     };
     let _inside = Inside::begin(NodeCore::new(Rc::clone(&core), first, secrets));
+    core.steer_by(plan.steering.clone());
     let service = Rc::new(MemberService::new(core, plan.steering));
     let hearing = Scope::new();
     if let Err(error) = hearing.spawn(Rc::clone(&service).hear()) {

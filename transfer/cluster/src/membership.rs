@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lunette_cluster_proto::coordination::{Answer, Ask, Change, CoordinationFault, WatchFrom};
 use lunette_cluster_proto::fence::{Act, Fence, Fenced, NamespaceKind, Standing};
-use lunette_cluster_proto::map::ClusterMap;
+use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_cluster_proto::member::{
     ANSWER_WAIT_MAX, Action, ClusterIdentity, Member, MemberOptions, OpId, QuotaRefusal,
     QuotaTicket, Refusal,
@@ -227,6 +227,13 @@ impl Membership {
     pub fn raise_generation(&self, generation: u64) {
         let mut member = self.state.member.borrow_mut();
         member.raise_generation(time::now(), generation);
+        self.state.wake.raise();
+    }
+
+    /// Wants another map than that of this epoch: see [`Member::renew_map`].
+    pub fn renew_map(&self, epoch: Epoch) {
+        let mut member = self.state.member.borrow_mut();
+        member.renew_map(time::now(), epoch);
         self.state.wake.raise();
     }
 

@@ -28,6 +28,8 @@ pub(super) struct Keeping {
     lost_count: Cell<u64>,
     /// Whether what the home knew is being written, which stays.
     remembers: Cell<bool>,
+    /// Records that are no copies.
+    no_copies: RefCell<BTreeSet<Fingerprint>>,
 }
 
 impl Keeping {
@@ -46,6 +48,21 @@ impl Keeping {
     /// From now on what the home knew is on the drive.
     pub(super) fn remember(&self) {
         self.remembers.set(true);
+    }
+
+    /// A record that is no copy is on the drive, or is not any more.
+    pub(super) fn note_no_copy(&self, fingerprint: Fingerprint, is_there: bool) {
+        let mut no_copies = self.no_copies.borrow_mut();
+        if is_there {
+            no_copies.insert(fingerprint);
+        } else {
+            no_copies.remove(&fingerprint);
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn no_copies(&self) -> u64 {
+        self.no_copies.borrow().len() as u64
     }
 
     pub(super) fn settle(&self) {
@@ -132,6 +149,7 @@ impl Keeper for Keeping {
 
     fn lost(&self, fingerprint: Fingerprint, version: Version, loss: Loss) {
         self.forget(fingerprint);
+        self.note_no_copy(fingerprint, false);
         let Some(core) = self.core.borrow().upgrade() else {
             return;
         };

@@ -60,6 +60,7 @@ use crate::counting::{CopyCounts, DriveReport};
 use crate::drive::Drive;
 use keeping::Keeping;
 use notes::{fingerprint_of, is_of, place_of, version_of};
+use remembering::Remembered;
 use returning::Former;
 
 pub use opening::{TierOptions, TierPlace};
@@ -74,6 +75,7 @@ pub(crate) struct Tier {
     /// What was found when it was opened, and which cluster it is, once that is known.
     former: RefCell<Former>,
     cluster: Cell<Option<u64>>,
+    remembered: Remembered,
     /// Dead records that the drive has not taken the removal of yet.
     dead: RefCell<BTreeSet<(Fingerprint, Version)>>,
     /// How many copies are on their way back.
@@ -130,6 +132,7 @@ impl Tier {
     /// Time passes.
     pub(super) fn on_tick(&self, core: &MemberCore) {
         self.keeping.measure(&self.drive);
+        self.keep_memory(core);
         self.remove_dead();
         self.keeping.give_up_lost(core);
     }
@@ -226,7 +229,7 @@ impl Tier {
     pub(super) fn report(&self) -> DriveReport {
         let stats = self.drive.stats();
         DriveReport {
-            records: stats.records,
+            records: stats.records.saturating_sub(self.keeping.no_copies()),
             live_bytes: stats.live_bytes,
             capacity_bytes: self.keeping.capacity_bytes(),
             written_bytes: stats.written_bytes,

@@ -116,14 +116,14 @@ pub(super) fn copy_of(
     Some((place.key, info, namespace))
 }
 
-/// What is told of a record that is no copy: it has what the home of this core knew when it left, under a map of that
-/// epoch.
-pub(super) fn memory_record(cluster: u64, epoch: Epoch) -> Record {
+/// What is told of a record that is no copy: it has what the home of this core knew under a map of that epoch, and is the so
+/// manieth that was written.
+pub(super) fn memory_record(cluster: u64, epoch: Epoch, sequence: u64) -> Record {
     let (high, low) = halves(cluster);
     Record {
         version: Version {
             epoch: epoch.0,
-            sequence: 0,
+            sequence,
         },
         generation: u64::from(high) << 32,
         notes: low << CLUSTER_SHIFT,
@@ -138,7 +138,7 @@ pub(super) const fn is_no_copy(record: &Record) -> bool {
 
 /// Whether it is such a one, of this cluster.
 pub(super) fn is_memory(cluster: u64, record: &Record) -> bool {
-    let expected = memory_record(cluster, Epoch(0));
+    let expected = memory_record(cluster, Epoch(0), 0);
     (record.generation, record.notes) == (expected.generation, expected.notes)
 }
 
@@ -189,7 +189,7 @@ mod tests {
                     };
                     assert_eq!(record_of(cluster, place, &later, namespace), None);
                     assert!(!is_memory(cluster, &record));
-                    let memory = memory_record(cluster, Epoch(7));
+                    let memory = memory_record(cluster, Epoch(7), 9);
                     assert!(is_memory(cluster, &memory));
                     assert_eq!(copy_of(cluster, &memory), None);
                     assert!(!is_memory(cluster ^ 1, &memory));

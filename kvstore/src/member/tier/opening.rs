@@ -15,6 +15,7 @@ use lunette_runtime::time;
 use lunette_runtime_core::ids::CoreIndex;
 
 use super::keeping::Keeping;
+use super::remembering::Remembered;
 use super::returning::Former;
 use super::{Tier, TierCounts};
 use crate::drive::{ClaimTerms, Drive, DriveError, DriveOptions, Format, Medium, Opened};
@@ -175,6 +176,7 @@ impl Tier {
             records_max,
             former: RefCell::new(former),
             cluster: Cell::default(),
+            remembered: Remembered::default(),
             dead: RefCell::default(),
             fetching: Rc::default(),
             is_slow_until: Cell::default(),

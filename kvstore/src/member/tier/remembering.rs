@@ -1,14 +1,16 @@
 //! What the home beside a drive knew of removals: the drive keeps it from one life of the node to the next.
 //!
-//! It lies in records of its own, which are no copies: none is wanted of them, and no key has their fingerprints.
+//! It is written when the node has left, and before that when nothing has been removed for a while, for the case that the node
+//! crashes: then it is forgotten before the next removal ends. It lies in records of its own, which are no copies: none is wanted of them, and no key has their fingerprints.
 
+use std::cell::Cell;
 use std::time::Duration;
 
-use lunette_kvstore_log::record::{Fingerprint, Record};
-use lunette_kvstore_proto::home::{HomeMemory, MEMORY_PIECES_MAX};
+use lunette_kvstore_log::record::{Fingerprint, Record, Version};
+use lunette_kvstore_proto::home::{Home, HomeMemory, MEMORY_PIECES_MAX};
 use lunette_kvstore_proto::key::Key;
 use lunette_runtime::arena::{Arena, ArenaOptions, CHUNK_BYTES_MIN, HugePages, Region};
-use lunette_runtime::time;
+use lunette_runtime::{can_spawn, spawn_local, time};
 use lunette_runtime_core::checksum::crc32c;
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
@@ -17,9 +19,25 @@ use thiserror::Error;
 use super::Tier;
 use super::notes;
 use crate::drive::ReadError;
+use crate::member::core::MemberCore;
 
 /// How long a drive that has enough to write is left alone.
 const PAUSE: Duration = Duration::from_millis(1);
+
+/// How long a drive may take to keep what a home knows while the node serves.
+const KEEP_WAIT: Duration = Duration::from_secs(10);
+/// How long a drive may take to forget that. Removals and upserts wait for it.
+const FORGET_WAIT: Duration = Duration::from_secs(1);
+
+/// What of it is on the drive.
+#[derive(Debug, Default)]
+pub(super) struct Remembered {
+    /// How often it was begun to be written.
+    written: Cell<u64>,
+    /// The first piece, which is written last: without it the others are nothing.
+    first: Cell<Option<(Fingerprint, Version)>>,
+    is_busy: Cell<bool>,
+}
 
 /// Why what a home knew is not kept.
 #[derive(Clone, Copy, Debug, Error)]
@@ -30,6 +48,8 @@ pub(in crate::member) enum NotKept {
     Memory,
     #[error("it is too long")]
     Long,
+    #[error("more is known by now")]
+    Outdated,
 }
 
 /// What a piece is appended under.
@@ -43,46 +63,135 @@ fn fingerprint_of(piece: usize) -> Fingerprint {
     Fingerprint(!key.expect("a short key"))
 }
 
+impl MemberCore {
+    /// Whether its home has something for the drive to forget.
+    fn is_outdated(&self) -> bool {
+        self.machines().borrow().home.is_outdated()
+    }
+}
+
 impl Tier {
-    /// Has the drive keep what the home knew when it left, until then.
+    /// Has the drive keep what the home knows, and forget it when it knows more. See [`Home::keep`].
+    pub(super) fn keep_memory(&self, core: &MemberCore) {
+        if self.remembered.is_busy.get() || self.cluster.get().is_none() || core.is_leaving() {
+            return;
+        }
+        let is_outdated = core.is_outdated();
+        let memory = if is_outdated || self.drive.stats().has_failed {
+            None
+        } else {
+            core.machines().borrow_mut().home.keep(time::now())
+        };
+        if (!is_outdated && memory.is_none()) || !can_spawn() {
+            return;
+        }
+        self.remembered.is_busy.set(true);
+        let core = self.keeping.core();
+        spawn_local(async move {
+            let Some(core) = core.upgrade() else { return };
+            let tier = core.tier().expect("it began this");
+            match memory {
+                Some(memory) => tier.keep(&core, &memory).await,
+                None => tier.forget_memory(&core).await,
+            }
+            tier.remembered.is_busy.set(false);
+        });
+    }
+
+    async fn keep(&self, core: &MemberCore, memory: &HomeMemory) {
+        let until = time::now() + KEEP_WAIT;
+        let may = || !core.is_outdated() && !core.is_leaving();
+        match self.remember(core.seat().node, memory, (until, &may)).await {
+            Ok(()) | Err(NotKept::Outdated) => {}
+            Err(error) => tracing::debug!(%error, "what is known of removals is not kept"),
+        }
+    }
+
+    /// What cannot be forgotten counts no more under another map.
+    async fn forget_memory(&self, core: &MemberCore) {
+        if self.has_forgotten(time::now() + FORGET_WAIT).await {
+            self.remembered.first.set(None);
+            core.at_home(Home::has_forgotten);
+            return;
+        }
+        if core.is_outdated() {
+            core.renew_map();
+            time::sleep(FORGET_WAIT).await;
+        }
+    }
+
+    /// Has the drive forget what it keeps; whether it has.
+    async fn has_forgotten(&self, until: Time) -> bool {
+        let Some((fingerprint, version)) = self.remembered.first.get() else {
+            return true;
+        };
+        loop {
+            match self.drive.remove(fingerprint, version) {
+                Ok(removed) => {
+                    let left = until.since(time::now());
+                    self.keeping.note_no_copy(fingerprint, false);
+                    return matches!(time::timeout(left, removed).await, Ok(Ok(())));
+                }
+                Err(refused) if refused.is_retryable() && time::now() < until => {
+                    time::sleep(PAUSE).await;
+                }
+                Err(refused) => {
+                    tracing::warn!(%refused, "what was known of removals is not forgotten");
+                    return false;
+                }
+            }
+        }
+    }
+
+    /// Has the drive keep what the home knows or knew, until then and as long as it may.
     pub(in crate::member) async fn remember(
         &self,
         node: NodeId,
         memory: &HomeMemory,
-        until: Time,
+        (until, may): (Time, &dyn Fn() -> bool),
     ) -> Result<(), NotKept> {
         self.keeping.remember();
         let cluster = self.cluster.get().ok_or(NotKept::Drive)?;
         let pieces = memory.encode(node).ok_or(NotKept::Long)?;
-        for (at, piece) in pieces.iter().enumerate() {
-            let len_bytes = u32::try_from(piece.len()).expect("a piece is bounded");
+        let number = self.remembered.written.get() + 1;
+        self.remembered.written.set(number);
+        for (at, piece) in pieces.iter().enumerate().rev() {
             let record = Record {
                 fingerprint: fingerprint_of(at),
-                len_bytes,
+                len_bytes: u32::try_from(piece.len()).expect("a piece is bounded"),
                 crc32c: crc32c(piece),
-                ..notes::memory_record(cluster, memory.known.epoch)
+                ..notes::memory_record(cluster, memory.known.epoch, number)
             };
             let bytes = lent(piece).ok_or(NotKept::Memory)?;
-            self.write_piece(&name_of(at), record, &bytes, until)
-                .await?;
+            self.write_piece(at, record, &bytes, (until, may)).await?;
         }
         Ok(())
     }
 
     async fn write_piece(
         &self,
-        name: &str,
+        at: usize,
         record: Record,
         bytes: &Region,
-        until: Time,
+        (until, may): (Time, &dyn Fn() -> bool),
     ) -> Result<(), NotKept> {
         loop {
-            match self.drive.append(name.as_bytes(), record, bytes.clone()) {
+            if !may() {
+                return Err(NotKept::Outdated);
+            }
+            match (self.drive).append(name_of(at).as_bytes(), record, bytes.clone()) {
                 Ok(durable) => {
+                    if at == 0 {
+                        let first = (record.fingerprint, record.version);
+                        self.remembered.first.set(Some(first));
+                    }
                     let left = until.since(time::now());
                     let written = time::timeout(left, durable).await;
                     return match written {
-                        Ok(Ok(_)) => Ok(()),
+                        Ok(Ok(_)) => {
+                            self.keeping.note_no_copy(record.fingerprint, true);
+                            Ok(())
+                        }
                         Ok(Err(_)) | Err(_) => Err(NotKept::Drive),
                     };
                 }
@@ -104,11 +213,12 @@ impl Tier {
         records: &[Record],
     ) -> Option<HomeMemory> {
         let known = records.iter().filter(|it| notes::is_memory(cluster, it));
-        let latest = known.clone().map(|record| record.version.epoch).max()?;
+        let latest = known.clone().map(|record| record.version).max()?;
         // An earlier one that was longer has left some.
-        let known = known.filter(|record| record.version.epoch == latest);
+        let known = known.filter(|record| record.version == latest);
         let mut pieces = Vec::new();
         for record in known.take(MEMORY_PIECES_MAX) {
+            self.keeping.note_no_copy(record.fingerprint, true);
             match self.read_piece(record.fingerprint).await {
                 Ok(Some(piece)) => pieces.push(piece),
                 Ok(None) => {}

@@ -20,7 +20,7 @@ use crate::coordination::{
     Outcome, Revision, Txn, WatchFrom,
 };
 use crate::fence::{Act, CLOCK_DRIFT_MAX, Fence, Fenced, NamespaceKind, Standing};
-use crate::map::{ClusterMap, MapMember};
+use crate::map::{ClusterMap, Epoch, MapMember};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -80,6 +80,8 @@ pub struct Member {
     must_load: bool,
     must_update: bool,
     raised_generation: u64,
+    /// The next map is of a later epoch than this one, whoever is in it.
+    renewed: Epoch,
     /// It proposes nothing any more.
     abstains: bool,
     quota_changes: QuotaChanges,
@@ -121,6 +123,7 @@ impl Member {
             must_load: true,
             must_update: false,
             raised_generation: 0,
+            renewed: Epoch(0),
             abstains: false,
             quota_changes: QuotaChanges::default(),
             has_quota_failed: false,
@@ -268,6 +271,13 @@ impl Member {
     /// Wants the next map to have at least this generation: everything older is dead.
     pub fn raise_generation(&mut self, now: Time, generation: u64) {
         self.raised_generation = self.raised_generation.max(generation);
+        self.retry_at = self.retry_at.min(now);
+        self.advance(now);
+    }
+
+    /// Wants another map than that of this epoch, also if nothing else changes: what was written down for it counts no more.
+    pub fn renew_map(&mut self, now: Time, epoch: Epoch) {
+        self.renewed = self.renewed.max(epoch);
         self.retry_at = self.retry_at.min(now);
         self.advance(now);
     }
@@ -553,10 +563,8 @@ impl Member {
         if self.abstains {
             return;
         }
-        let map = match self
-            .view
-            .proposal(now, self.options.rejoin_wait, self.raised_generation)
-        {
+        let wanted = (self.raised_generation, self.renewed);
+        let map = match self.view.proposal(now, self.options.rejoin_wait, wanted) {
             Proposal::Nothing => return,
             Proposal::Wait(until) => {
                 self.retry_at = until;

@@ -187,8 +187,13 @@ impl View {
         self.members.range(..id).count()
     }
 
-    /// The next map. `raised` is the generation that is wanted at least.
-    pub(super) fn proposal(&mut self, now: Time, rejoin_wait: Duration, raised: u64) -> Proposal {
+    /// The next map. `raised` is the generation that is wanted at least, and `renewed` the epoch behind which one is wanted.
+    pub(super) fn proposal(
+        &mut self,
+        now: Time,
+        rejoin_wait: Duration,
+        (raised, renewed): (u64, Epoch),
+    ) -> Proposal {
         let mut members = self.registered();
         let next = Epoch(self.newest_epoch.0 + 1);
         let Some(known) = &self.map else {
@@ -221,7 +226,10 @@ impl View {
         members.truncate(MEMBERS_MAX);
         members.sort_unstable_by_key(|member| member.id);
         let is_newest = known.map.epoch() == self.newest_epoch;
-        let is_same = members == old && generation == known.map.generation() && is_newest;
+        let is_same = members == old
+            && generation == known.map.generation()
+            && is_newest
+            && known.map.epoch() > renewed;
         if is_same && self.all_expired.is_none() {
             return Proposal::Nothing;
         }
