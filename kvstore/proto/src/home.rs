@@ -8,9 +8,10 @@
 //!      +------- a map without it ------------+
 //! ```
 //!
-//! A home keeps no state that must survive. What it records can be told again by those who hold the
-//! copies, so it needs no log; what it must not do is act before it has been told. Its rules, each
-//! with the history that it excludes:
+//! A home keeps no state that must survive as long as others do. What it records can be told again by those who hold the
+//! copies, and what was removed by those who remember, so it needs no log; what it must not do is act before it has been
+//! told. Only where all have ended what it knew of removals has to outlast it, if anything that they had is to be believed
+//! (`memory`). Its rules, each with the history that it excludes:
 //!
 //! - **Nothing is granted, recorded or removed while rebuilding.** The previous home may have
 //!   acknowledged what this one has not heard of: a put that is granted now would hide it.

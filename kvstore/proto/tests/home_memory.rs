@@ -12,7 +12,7 @@ use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskerId, CopyPage, Only, Recalled, ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::{Seat, seats};
-use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
+use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Tombstone, Version, WriteKind};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
@@ -114,10 +114,11 @@ impl Bench {
         self.home.on_tick(self.now, &mut self.out);
     }
 
-    /// A removal, of which the next home keeps the tombstone too.
-    fn remove(&mut self, key: Fingerprint) {
+    /// A removal, of which the next home keeps the tombstone too. Whether it has ended.
+    fn remove(&mut self, key: Fingerprint) -> bool {
+        self.out.clear();
         let ask = Ask::Remove {
-            request: RequestId(1),
+            request: RequestId(u64::try_from(key.0 >> 100).expect("small")),
             key,
             namespace: NamespaceKind::Strict,
             wait_ms: 1000,
@@ -133,10 +134,14 @@ impl Bench {
             }
         }
         self.home.on_tick(now, &mut self.out);
+        self.has_removed()
+    }
+
+    fn has_removed(&self) -> bool {
         let is_done = |action: &HomeAction| {
             matches!(action, HomeAction::Answer(_, _, Answer::Removed { .. }))
         };
-        assert!(self.out.iter().any(is_done), "{:?}", self.out);
+        self.out.iter().any(is_done)
     }
 
     fn is_shown(&self, key: Fingerprint) -> bool {
@@ -155,7 +160,7 @@ fn memory(cores: &[u16]) -> HomeMemory {
     let mut bench = Bench::new(1);
     bench.go_on(&map(LAST, 1, cores), &[], false);
     bench.tick_at(60_000);
-    bench.remove(REMOVED);
+    assert!(bench.remove(REMOVED));
     assert_eq!(bench.home.memory(), None, "it has not left");
     bench.home.leave(bench.now, &mut bench.out);
     bench.home.memory().expect("it was complete")
@@ -268,4 +273,62 @@ fn it_is_believed_if_nobody_can_have_removed_anything_since() {
         assert_eq!(bench.is_shown(KEPT), is_believed, "{homes:?} {others:?}");
         assert!(!bench.is_shown(REMOVED) && bench.is_dropped(REMOVED));
     }
+}
+
+/// What is kept for the case of a crash is forgotten before anything that is removed counts.
+#[test]
+fn what_is_kept_is_outdated_by_the_first_removal_which_waits() {
+    let mut bench = Bench::new(1);
+    assert_eq!(bench.home.keep(bench.now), None, "it knows nothing");
+    bench.go_on(&map(LAST, 1, &[1, 1]), &[], false);
+    bench.tick_at(60_000);
+    let kept = bench.home.keep(bench.now).expect("all is known");
+    assert_eq!((kept.known.epoch, kept.tombstones.len()), (LAST, 0));
+    assert_eq!(bench.home.keep(bench.now), None, "it is kept");
+    assert!(!bench.home.is_outdated());
+    assert!(!bench.remove(REMOVED) && bench.home.is_outdated());
+    bench.tick_at(60_100);
+    assert!(!bench.has_removed());
+    bench.home.has_forgotten(bench.now, &mut bench.out);
+    assert!(bench.has_removed() && !bench.home.is_outdated());
+    // The next ones wait for nothing, and it is kept again when there are none for a while.
+    bench.now = at(60_200);
+    assert!(bench.remove(KEPT));
+    assert_eq!(bench.home.keep(at(60_900)), None);
+    let kept = bench.home.keep(at(61_300)).expect("nothing is removed");
+    let keys: Vec<_> = kept.tombstones.iter().map(|(key, _)| *key).collect();
+    assert_eq!(keys, [REMOVED, KEPT]);
+}
+
+/// Neither is a tombstone kept for another home before that, nor does anything wait where the map is another one.
+#[test]
+fn a_tombstone_of_another_home_outdates_what_is_kept_until_the_next_map() {
+    let mut bench = Bench::new(1);
+    bench.go_on(&map(LAST, 1, &[1, 1]), &[], false);
+    bench.tick_at(60_000);
+    assert!(bench.home.keep(bench.now).is_some());
+    let tombstone = Tombstone {
+        version: info().version,
+        generation: Generation(0),
+    };
+    let other = Seat {
+        node: NodeId(2),
+        ..seat(1)
+    };
+    let buried = |bench: &mut Bench| {
+        bench.out.clear();
+        let (now, key) = (bench.now, REMOVED);
+        let bury = ToPeer::Bury { key, tombstone };
+        bench
+            .home
+            .on_peer(now, other, bench.map.epoch(), bury, &mut bench.out);
+        !bench.out.is_empty()
+    };
+    assert!(!buried(&mut bench) && bench.home.is_outdated());
+    assert!(!buried(&mut bench), "also the second time");
+    bench.go_on(&map(Epoch(LAST.0 + 1), 1, &[1, 1]), &[], false);
+    assert!(!bench.home.is_outdated() && buried(&mut bench));
+    // It is known by now: nothing new.
+    assert!(bench.home.keep(at(62_000)).is_some());
+    assert!(buried(&mut bench) && !bench.home.is_outdated());
 }

@@ -36,7 +36,10 @@ pub(super) struct Remembered {
     written: Cell<u64>,
     /// The first piece, which is written last: without it the others are nothing.
     first: Cell<Option<(Fingerprint, Version)>>,
-    is_busy: Cell<bool>,
+    /// How often it was forgotten.
+    forgotten: Cell<u64>,
+    is_keeping: Cell<bool>,
+    is_forgetting: Cell<bool>,
 }
 
 /// Why what a home knew is not kept.
@@ -68,56 +71,79 @@ impl MemberCore {
     fn is_outdated(&self) -> bool {
         self.machines().borrow().home.is_outdated()
     }
-}
 
-impl Tier {
-    /// Has the drive keep what the home knows, and forget it when it knows more. See [`Home::keep`].
-    pub(super) fn keep_memory(&self, core: &MemberCore) {
-        if self.remembered.is_busy.get() || self.cluster.get().is_none() || core.is_leaving() {
+    async fn keep_memory(&self, memory: &HomeMemory) {
+        let Some(tier) = self.tier() else {
             return;
-        }
-        let is_outdated = core.is_outdated();
-        let memory = if is_outdated || self.drive.stats().has_failed {
-            None
-        } else {
-            core.machines().borrow_mut().home.keep(time::now())
         };
-        if (!is_outdated && memory.is_none()) || !can_spawn() {
-            return;
-        }
-        self.remembered.is_busy.set(true);
-        let core = self.keeping.core();
-        spawn_local(async move {
-            let Some(core) = core.upgrade() else { return };
-            let tier = core.tier().expect("it began this");
-            match memory {
-                Some(memory) => tier.keep(&core, &memory).await,
-                None => tier.forget_memory(&core).await,
-            }
-            tier.remembered.is_busy.set(false);
-        });
-    }
-
-    async fn keep(&self, core: &MemberCore, memory: &HomeMemory) {
-        let until = time::now() + KEEP_WAIT;
-        let may = || !core.is_outdated() && !core.is_leaving();
-        match self.remember(core.seat().node, memory, (until, &may)).await {
+        let remembered = &tier.remembered;
+        let (until, before) = (time::now() + KEEP_WAIT, remembered.forgotten.get());
+        let may = || {
+            let is_forgotten = remembered.forgotten.get() != before || self.is_outdated();
+            !is_forgotten && !self.is_leaving()
+        };
+        match tier.remember(self.seat().node, memory, (until, &may)).await {
             Ok(()) | Err(NotKept::Outdated) => {}
             Err(error) => tracing::debug!(%error, "what is known of removals is not kept"),
         }
+        remembered.is_keeping.set(false);
     }
 
     /// What cannot be forgotten counts no more under another map.
-    async fn forget_memory(&self, core: &MemberCore) {
-        if self.has_forgotten(time::now() + FORGET_WAIT).await {
-            self.remembered.first.set(None);
-            core.at_home(Home::has_forgotten);
+    async fn forget_memory(&self) {
+        let Some(tier) = self.tier() else {
             return;
-        }
-        if core.is_outdated() {
-            core.renew_map();
+        };
+        let remembered = &tier.remembered;
+        remembered.forgotten.set(remembered.forgotten.get() + 1);
+        if tier.has_forgotten(time::now() + FORGET_WAIT).await {
+            remembered.first.set(None);
+            self.at_home(Home::has_forgotten);
+        } else if self.is_outdated() {
+            self.renew_map();
             time::sleep(FORGET_WAIT).await;
         }
+        remembered.is_forgetting.set(false);
+    }
+}
+
+impl Tier {
+    /// Has the drive keep what the home knows, and forget it when it knows more, also while that is still written. See
+    /// [`Home::keep`].
+    pub(super) fn keep_memory(&self, core: &MemberCore) {
+        if !can_spawn() {
+            return;
+        }
+        let core = if core.is_outdated() {
+            (!self.remembered.is_forgetting.replace(true)).then(|| self.keeping.core())
+        } else {
+            return self.begin_to_keep(core);
+        };
+        if let Some(core) = core {
+            spawn_local(async move {
+                if let Some(core) = core.upgrade() {
+                    core.forget_memory().await;
+                }
+            });
+        }
+    }
+
+    fn begin_to_keep(&self, core: &MemberCore) {
+        let is_ready = self.cluster.get().is_some() && !self.drive.stats().has_failed;
+        if !is_ready || core.is_leaving() || self.remembered.is_keeping.get() {
+            return;
+        }
+        let memory = core.machines().borrow_mut().home.keep(time::now());
+        let Some(memory) = memory else {
+            return;
+        };
+        self.remembered.is_keeping.set(true);
+        let core = self.keeping.core();
+        spawn_local(async move {
+            if let Some(core) = core.upgrade() {
+                core.keep_memory(&memory).await;
+            }
+        });
     }
 
     /// Has the drive forget what it keeps; whether it has.

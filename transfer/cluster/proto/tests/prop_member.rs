@@ -262,6 +262,36 @@ fn a_raised_generation_is_in_the_next_map() {
 }
 
 #[test]
+fn a_map_that_is_to_count_no_more_is_followed_by_the_same_once() {
+    let mut cluster = joined(2);
+    let (now, epoch) = (cluster.now, cluster.map().epoch());
+    let members = cluster.map().members().to_vec();
+    for node in 0..2 {
+        cluster.nodes[node].member.renew_map(now, epoch);
+    }
+    cluster.run(5 * SECOND);
+    assert_eq!(cluster.map().members(), members);
+    assert_eq!(cluster.epochs, [Epoch(1), Epoch(2)]);
+    // It is known already that this one counts no more.
+    cluster.nodes[1].member.renew_map(cluster.now, epoch);
+    cluster.run(5 * SECOND);
+    assert_eq!(cluster.map().epoch(), Epoch(2));
+}
+
+/// Whoever is left when all go has the map that all of them have served under.
+#[test]
+fn who_is_about_to_leave_changes_no_map() {
+    let mut cluster = joined(3);
+    cluster.nodes[0].member.abstain();
+    cluster.nodes[1].member.abstain();
+    assert!(cluster.nodes[0].member.is_map_settled());
+    cluster.kill_id(3);
+    cluster.run((u64::from(TTL_S) + 3) * SECOND);
+    assert_eq!(cluster.map().epoch(), Epoch(1));
+    assert!(!cluster.nodes[0].member.is_map_settled());
+}
+
+#[test]
 fn quotas_are_known_to_all_at_once_and_change_no_map() {
     let mut cluster = joined(3);
     cluster.set_quota(1, "default", Some(1 << 30));
