@@ -107,6 +107,11 @@ impl Plan {
             faults.push(planned(&mut of_coordinator, Fault::Coordinator));
         }
         let draws_drives = SplitMix64::new(seed ^ 0x6472_6976).below(4) < 3;
+        let has_drives = is_tight && draws_drives;
+        let mut of_all = SplitMix64::new(seed ^ 0x616c_6c20);
+        if of_all.below(if has_drives { 2 } else { 16 }) == 0 {
+            faults.extend(killing_all(&mut of_all, nodes));
+        }
         let mut of_quota = SplitMix64::new(seed ^ 0x7175_6f74);
         let has_quota = of_quota.below(3) == 0;
         let quota_bytes = u64::from(QUOTA_BYTES_MIN + of_quota.below(QUOTA_BYTES_MIN));
@@ -119,7 +124,7 @@ impl Plan {
                 NamespaceKind::Strict
             },
             quota_bytes: has_quota.then_some(quota_bytes),
-            has_drives: is_tight && draws_drives,
+            has_drives,
             cores: 1 + usize::from(small(&mut random, 2)),
             memory_bytes: if is_tight { 10 << 10 } else { MEMORY_BYTES },
             copies_max: 1 + small(&mut random, 3),
@@ -154,6 +159,25 @@ fn killing(random: &mut SplitMix64, nodes: u8) -> Fault {
         _ => Kill::PowerLoss,
     };
     Fault::Kill(small(random, nodes), how)
+}
+
+/// All nodes are killed, at one time or nearly, and started again one after the other.
+fn killing_all(random: &mut SplitMix64, nodes: u8) -> Vec<Planned> {
+    let (from_ms, until_ms) = (FAULTS_FROM_MS + 500, FAULTS_UNTIL_MS - 3_500);
+    let from_ms = from_ms + random.below(until_ms - from_ms);
+    let (ends_ms, starts_ms) = (
+        [1, 1, 400][random.below(3) as usize],
+        1 + random.below(2_000),
+    );
+    let Fault::Kill(_, how) = killing(random, nodes) else {
+        unreachable!("it kills");
+    };
+    let kills = (0..nodes).map(|node| Planned {
+        from: at_ms(from_ms + random.below(ends_ms)),
+        until: at_ms(from_ms + 500 + random.below(starts_ms)),
+        fault: Fault::Kill(node, how),
+    });
+    kills.collect()
 }
 
 /// Two of which at least one is a node.

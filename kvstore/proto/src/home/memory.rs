@@ -114,6 +114,9 @@ impl From<FrameFault> for MemoryFault {
     }
 }
 
+/// Tombstones and their keys.
+type Buried = Vec<(Fingerprint, Tombstone)>;
+
 /// One piece, but for its tombstones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Head {
@@ -196,7 +199,8 @@ impl Head {
         })
     }
 
-    fn open(bytes: &[u8]) -> Result<(Self, u16, Vec<(Fingerprint, Tombstone)>), MemoryFault> {
+    /// With its place among the pieces, and what is in it.
+    fn open(bytes: &[u8]) -> Result<(Self, u16, Buried), MemoryFault> {
         let mut reader = FRAME.open(bytes)?;
         let node = NodeId(reader.u64()?);
         let (epoch, homes) = (Epoch(reader.u64()?), reader.u32()?);
