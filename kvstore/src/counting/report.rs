@@ -133,6 +133,9 @@ pub struct DriveReport {
     pub has_failed: bool,
     /// Whether it cannot be reached at this time: it takes nothing, and what is there cannot be read.
     pub is_away: bool,
+    /// Whether it has what its core knows of removals, without which nobody believes what it holds where all members have
+    /// crashed.
+    pub remembers: bool,
 }
 
 /// Requests of one operation.

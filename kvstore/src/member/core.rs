@@ -53,8 +53,10 @@ const COPIES_PER_ENTRY: usize = 2;
 const LEAVE_WAIT: Duration = Duration::from_millis(250);
 /// How long its drive takes what has been written since it was to take all that only memory has: nothing is written meanwhile.
 const PARK_AGAIN: Duration = Duration::from_millis(100);
+/// How long its home may take to know all under the last map, so that its drive can keep that.
+const KNOW_WAIT: Duration = Duration::from_secs(1);
 /// How long its drive may take to keep what its home knew.
-const REMEMBER_WAIT: Duration = Duration::from_secs(1);
+const REMEMBER_WAIT: Duration = Duration::from_secs(5);
 /// How often it looks whether that is done.
 const LEAVE_LOOK: Duration = Duration::from_millis(1);
 
@@ -212,8 +214,11 @@ impl MemberCore {
         self.is_leaving.set(true);
         let core = Rc::clone(self);
         let finishing = spawn_local(async move {
-            let until = time::now() + LEAVE_WAIT;
-            while !core.is_finished() && time::now() < until {
+            let begun = time::now();
+            while !core.is_finished() && time::now() < begun + LEAVE_WAIT {
+                time::sleep(LEAVE_LOOK).await;
+            }
+            while !core.knows_all() && time::now() < begun + KNOW_WAIT {
                 time::sleep(LEAVE_LOOK).await;
             }
             // What was written meanwhile.
@@ -269,12 +274,16 @@ impl MemberCore {
         drop(remembering);
     }
 
-    /// Whether nobody waits for something that is under way here, and its home knows all that it is to know.
+    /// Whether nobody waits for something that is under way here.
     fn is_finished(&self) -> bool {
         let is_answered = self.asks.len() == 0 && self.writes.len() == 0;
-        let home = &self.machines.borrow().home;
-        let knows_all = home.is_complete() || !has_seat(&self.map.borrow(), self.seat);
-        is_answered && knows_all && !home.is_changing()
+        is_answered && !self.machines.borrow().home.is_changing()
+    }
+
+    /// Whether its drive can keep what its home knows, or never will.
+    fn knows_all(&self) -> bool {
+        let is_complete = self.machines.borrow().home.is_complete();
+        is_complete || self.tier.get().is_none() || !has_seat(&self.map.borrow(), self.seat)
     }
 
     /// The node leaves its cluster: nothing is served from here on, also not to those who have not

@@ -286,6 +286,12 @@ impl Home {
         Some(HomeMemory { known, tombstones })
     }
 
+    /// Whether what was [kept](Self::keep) is all that it knows.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.kept == Kept::All
+    }
+
     /// Whether what was [kept](Self::keep) is to be forgotten, for which removals and upserts wait.
     #[must_use]
     pub fn is_outdated(&self) -> bool {

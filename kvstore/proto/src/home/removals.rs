@@ -174,10 +174,9 @@ impl Home {
         let is_lost = mutant::is_on(Mutant::TombstoneLost) && key.0.is_multiple_of(2);
         if !is_lost {
             let tombstones_max = self.limits.tombstones_max;
-            if self.tombstones.version(key) < Some(tombstone.version) {
+            if (self.tombstones).insert(now, key, tombstone, tombstones_max) {
                 self.outdate(now);
             }
-            self.tombstones.insert(now, key, tombstone, tombstones_max);
             // Who looks on may have been told of copies that it makes dead, before they are judged.
             if !self.table.copies(key).is_empty() {
                 self.table.watched.note(key);

@@ -48,16 +48,16 @@ impl Tombstones {
         }
     }
 
-    /// Keeps it, unless a later one is known.
+    /// Keeps it, unless a later one is known. Whether none was.
     pub(super) fn insert(
         &mut self,
         now: Time,
         key: Fingerprint,
         tombstone: Tombstone,
         tombstones_max: usize,
-    ) {
+    ) -> bool {
         if self.version(key) >= Some(tombstone.version) {
-            return;
+            return false;
         }
         let since = now;
         self.by_key.insert(key, Kept { tombstone, since });
@@ -69,6 +69,7 @@ impl Tombstones {
             let by_key = &self.by_key;
             self.by_age.retain(|&aged| is_kept(by_key, aged));
         }
+        true
     }
 
     /// The one that has been kept for longest, and since when.

@@ -241,6 +241,7 @@ impl Tier {
             lost: self.keeping.lost_count(),
             has_failed: stats.has_failed,
             is_away: self.drive.is_away(),
+            remembers: self.remembers(),
         }
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Remembered {
     forgotten: Cell<u64>,
     is_keeping: Cell<bool>,
     is_forgetting: Cell<bool>,
+    /// All of it is durable.
+    is_there: Cell<bool>,
 }
 
 /// Why what a home knew is not kept.
@@ -82,8 +84,10 @@ impl MemberCore {
             let is_forgotten = remembered.forgotten.get() != before || self.is_outdated();
             !is_forgotten && !self.is_leaving()
         };
+        remembered.is_there.set(false);
         match tier.remember(self.seat().node, memory, (until, &may)).await {
-            Ok(()) | Err(NotKept::Outdated) => {}
+            Ok(()) => remembered.is_there.set(may()),
+            Err(NotKept::Outdated) => {}
             Err(error) => tracing::debug!(%error, "what is known of removals is not kept"),
         }
         remembered.is_keeping.set(false);
@@ -96,6 +100,7 @@ impl MemberCore {
         };
         let remembered = &tier.remembered;
         remembered.forgotten.set(remembered.forgotten.get() + 1);
+        remembered.is_there.set(false);
         if tier.has_forgotten(time::now() + FORGET_WAIT).await {
             remembered.first.set(None);
             self.at_home(Home::has_forgotten);
@@ -144,6 +149,13 @@ impl Tier {
                 core.keep_memory(&memory).await;
             }
         });
+    }
+
+    /// Whether it has what the home knows now.
+    pub(super) fn remembers(&self) -> bool {
+        let core = self.keeping.core().upgrade();
+        let is_current = core.is_some_and(|core| core.machines().borrow().home.is_kept());
+        is_current && self.remembered.is_there.get()
     }
 
     /// Has the drive forget what it keeps; whether it has.

@@ -12,7 +12,7 @@ struct OfDrive {
     value: fn(&DriveReport) -> u64,
 }
 
-const OF_DRIVES: [OfDrive; 12] = [
+const OF_DRIVES: [OfDrive; 13] = [
     OfDrive {
         name: "drive_objects",
         help: "Objects on the drive, whether or not they are in memory too.",
@@ -42,6 +42,12 @@ const OF_DRIVES: [OfDrive; 12] = [
         help: "1 if the drive is remote and cannot be reached at this time.",
         is_counter: false,
         value: |drive| drive.is_away.into(),
+    },
+    OfDrive {
+        name: "drive_remembers",
+        help: "1 if the drive has what its core knows of removals: what it holds is believed then also if all members crash.",
+        is_counter: false,
+        value: |drive| drive.remembers.into(),
     },
     OfDrive {
         name: "drive_written_bytes_total",
