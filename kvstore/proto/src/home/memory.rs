@@ -126,9 +126,13 @@ struct Head {
 }
 
 impl HomeMemory {
-    /// The pieces of what a home of this node has known; `None` if it is too long, which no home's is.
+    /// The pieces of what a home of this node has known, each made when it is asked for; `None` if it is too long, which no
+    /// home's is.
     #[must_use]
-    pub fn encode(&self, node: NodeId) -> Option<Vec<Vec<u8>>> {
+    pub fn encode(
+        &self,
+        node: NodeId,
+    ) -> Option<impl DoubleEndedIterator<Item = Vec<u8>> + ExactSizeIterator + '_> {
         let count = self.tombstones.len().div_ceil(PIECE_TOMBSTONES_MAX).max(1);
         let pieces = u16::try_from(count).ok();
         let pieces = pieces.filter(|_| count <= MEMORY_PIECES_MAX)?;
@@ -138,14 +142,10 @@ impl HomeMemory {
             known,
             pieces,
         };
-        let empty = self.tombstones.is_empty().then_some(&[][..]);
-        let parts = self.tombstones.chunks(PIECE_TOMBSTONES_MAX).chain(empty);
-        Some(
-            parts
-                .zip(0..)
-                .map(|(part, at)| head.seal(at, part))
-                .collect(),
-        )
+        Some((0..pieces).map(move |at| {
+            let mut parts = self.tombstones.chunks(PIECE_TOMBSTONES_MAX);
+            head.seal(at, parts.nth(at.into()).unwrap_or_default())
+        }))
     }
 
     /// What a home of this node has known, of its pieces in any order.
@@ -394,7 +394,8 @@ mod tests {
     fn it_comes_back_whole_or_not_at_all() {
         for count in [0, 1, PIECE_TOMBSTONES_MAX, PIECE_TOMBSTONES_MAX * 2 + 1] {
             let memory = memory(count);
-            let mut pieces = memory.encode(NodeId(7)).expect("it is short");
+            let pieces = memory.encode(NodeId(7)).expect("it is short");
+            let mut pieces: Vec<_> = pieces.collect();
             assert_eq!(pieces.len(), count.div_ceil(PIECE_TOMBSTONES_MAX).max(1));
             pieces.reverse();
             assert_eq!(decoded(&pieces), Ok(memory), "{count}");
@@ -409,16 +410,17 @@ mod tests {
 
     #[test]
     fn pieces_of_several_times_are_not_mixed() {
-        let mut pieces = memory(PIECE_TOMBSTONES_MAX + 1).encode(NodeId(7)).unwrap();
+        let earlier = memory(PIECE_TOMBSTONES_MAX + 1);
+        let mut pieces: Vec<_> = earlier.encode(NodeId(7)).unwrap().collect();
         let mut later = memory(PIECE_TOMBSTONES_MAX + 1);
         later.known.epoch = Epoch(10);
-        pieces[1] = later.encode(NodeId(7)).unwrap().remove(1);
+        pieces[1] = later.encode(NodeId(7)).unwrap().nth(1).unwrap();
         assert_eq!(decoded(&pieces), Err(MemoryFault::Incomplete));
     }
 
     #[test]
     fn damage_is_seen_and_nothing_panics() {
-        let piece = memory(3).encode(NodeId(7)).unwrap().remove(0);
+        let piece = memory(3).encode(NodeId(7)).unwrap().next().unwrap();
         for at in 0..piece.len() {
             let mut damaged = piece.clone();
             damaged[at] ^= 1;

@@ -60,6 +60,7 @@ impl World {
             // It goes through the drive.
             let memory = memory.map(|memory| {
                 let pieces = memory.encode(seat.node).expect("it is short");
+                let pieces: Vec<_> = pieces.collect();
                 let read = HomeMemory::decode(seat.node, &pieces);
                 read.expect("what was written")
             });

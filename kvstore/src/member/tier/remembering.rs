@@ -193,14 +193,14 @@ impl Tier {
         let pieces = memory.encode(node).ok_or(NotKept::Long)?;
         let number = self.remembered.written.get() + 1;
         self.remembered.written.set(number);
-        for (at, piece) in pieces.iter().enumerate().rev() {
+        for (at, piece) in pieces.enumerate().rev() {
             let record = Record {
                 fingerprint: fingerprint_of(at),
                 len_bytes: u32::try_from(piece.len()).expect("a piece is bounded"),
-                crc32c: crc32c(piece),
+                crc32c: crc32c(&piece),
                 ..notes::memory_record(cluster, memory.known.epoch, number)
             };
-            let bytes = lent(piece).ok_or(NotKept::Memory)?;
+            let bytes = lent(&piece).ok_or(NotKept::Memory)?;
             self.write_piece(at, record, &bytes, (until, may)).await?;
         }
         Ok(())
