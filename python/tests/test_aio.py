@@ -66,6 +66,10 @@ def test_batches_and_failures(store, key):
             await aio.get_into(key, b"read-only")
         with pytest.raises(TypeError):
             await aio.get(7)
+        for one in (key, key.encode()):
+            for batched in (aio.exists, aio.remove):
+                with pytest.raises(TypeError, match="keys are several"):
+                    await batched(one)
 
     asyncio.run(ask())
 

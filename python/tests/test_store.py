@@ -75,6 +75,15 @@ def test_wrong_types_and_keys_are_refused(store):
         store.put(b"copies", b"value", copies=0)
 
 
+def test_one_key_is_not_taken_for_those_that_its_letters_are(store):
+    store.put("a", b"value")
+    for one in ("ab", b"ab"):
+        for batched in (store.exists, store.remove, store.locate):
+            with pytest.raises(TypeError, match="keys are several"):
+                batched(one)
+    assert store.get("a") == b"value"
+
+
 def test_threads_read_long_objects_whole_while_others_replace_them(store, key):
     long = 1 << 20
     store.put(key, bytes(long))

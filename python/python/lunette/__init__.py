@@ -115,6 +115,13 @@ def _key(key: Key) -> bytes:
     raise TypeError(f"a key is bytes or str, not {type(key).__name__}")
 
 
+def _keys(keys: Iterable[Key]) -> list[bytes]:
+    if isinstance(keys, (str, bytes)):
+        # Each letter of it would be one.
+        raise TypeError(f"keys are several, such as [{keys!r}], not one of type {type(keys).__name__}")
+    return [_key(key) for key in keys]
+
+
 def _all(outcomes: Sequence[T | StoreError]) -> list[T]:
     """The values. If some are exceptions, the first is raised, and has all of them as its `outcomes`."""
     for outcome in outcomes:
@@ -459,16 +466,16 @@ class Store(_Closing):
 
     def locate(self, keys: Iterable[Key]) -> list[Location | None]:
         """Where objects are, for each key, or `None`: a hint, since copies come and go."""
-        located = _all(self._native.locate([_key(key) for key in keys]))
+        located = _all(self._native.locate(_keys(keys)))
         return [Location(*each) if each is not None else None for each in located]
 
     def exists(self, keys: Iterable[Key]) -> list[bool]:
         """Whether there is an object, for each key: a hint, since it may be evicted before it is asked for."""
-        return _all(self._native.exists([_key(key) for key in keys]))
+        return _all(self._native.exists(_keys(keys)))
 
     def remove(self, keys: Iterable[Key]) -> list[bool]:
         """Removes objects. Whether there was one, for each key."""
-        return _all(self._native.remove([_key(key) for key in keys]))
+        return _all(self._native.remove(_keys(keys)))
 
     def keys(self, prefix: Key = b"") -> Iterator[bytes]:
         """The keys that begin with `prefix`, each once, in no order: those that have an object all the while this goes on. What

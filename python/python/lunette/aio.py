@@ -23,7 +23,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import Key, Path, Store, _all, _each, _key, p2p, updates
+from . import Key, Path, Store, _all, _each, _key, _keys, p2p, updates
 from ._memory import Lent, readable, streams, writable
 from ._native import Invalid, NativeHeld, NativeQueue
 from ._tensors import fresh
@@ -168,13 +168,13 @@ class AsyncStore:
     async def exists(self, keys: Iterable[Key]) -> list[bool]:
         """Whether there is an object, for each key: a hint."""
         here = _running()
-        names = [_key(key) for key in keys]
+        names = _keys(keys)
         return _all(await here.answer(self._native.begin_exists(here.queue, names)))
 
     async def remove(self, keys: Iterable[Key]) -> list[bool]:
         """Removes objects. Whether there was one, for each key."""
         here = _running()
-        names = [_key(key) for key in keys]
+        names = _keys(keys)
         return _all(await here.answer(self._native.begin_remove(here.queue, names)))
 
     async def keys(self, prefix: Key = b"") -> AsyncIterator[bytes]:
