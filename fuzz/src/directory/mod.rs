@@ -14,7 +14,7 @@ use std::time::Duration;
 use lunette_cluster_proto::fence::Fence;
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_generate::{Bytes, Source};
-use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
+use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits, HomeMemory};
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
     AnswerMessage, Ask, AskMessage, AskerId, CopyPage, CopyPlace, FarWish, ListMessage, ListReply,
@@ -113,6 +113,10 @@ fn messages(body: &[u8], reached: &mut Reached) {
         }
         None => reached.malformed += 1,
     };
+    if let Ok(memory) = HomeMemory::decode(NodeId(1), [body]) {
+        let mut pieces = memory.encode(NodeId(1)).expect("it was one piece");
+        return judge(pieces.next());
+    }
     let Ok(version) = FormatVersion::of(body) else {
         return judge(None);
     };
