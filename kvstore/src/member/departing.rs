@@ -32,8 +32,12 @@ pub(super) struct Departure {
 }
 
 impl Departure {
-    /// From now on drives take what only memory has.
-    pub(super) async fn begin(cores: &[Sender<Mail>]) -> Self {
+    /// From now on drives take what only memory has. Where the map has been this one for a while, its homes know all, and it
+    /// is to stay: of those that end at one time the others may be gone before this one.
+    pub(super) async fn begin(cores: &[Sender<Mail>], membership: &Membership) -> Self {
+        if membership.map_may_change_at() <= time::now() {
+            membership.abstain();
+        }
         let parking = told_all(cores, Mail::Park).await;
         Self {
             parking: Some(Box::pin(parking)),
@@ -65,7 +69,8 @@ impl Departure {
     /// what those knew who ended just before.
     pub(super) fn left(&self, membership: &Membership) -> Duration {
         let now = time::now();
-        let is_due = membership.is_map_settled() || now >= self.at + SETTLE_WAIT;
+        let proposes = membership.proposes() && !membership.is_map_settled();
+        let is_due = !proposes || now >= self.at + SETTLE_WAIT;
         let left = self.at.since(now);
         if is_due { left } else { left.max(SETTLE_LOOK) }
     }

@@ -194,7 +194,7 @@ pub(crate) async fn steer(
             Next::Steer(Steer::Leave(answer)) => {
                 let begun = match departure.take() {
                     Some(begun) => begun,
-                    None => Departure::begin(&cores).await,
+                    None => Departure::begin(&cores, &membership).await,
                 };
                 departure = Some(begun.asked_by(answer));
             }

@@ -47,7 +47,8 @@ fn long_objects_find_room_among_short_ones_that_stay() {
         let reports: Vec<CoreReport> = scene.reports().await;
         let held = reports[0].stat.shards;
         assert!(reports[0].copies_moved > 0, "{:?}", reports[0]);
-        assert!(held.resident_bytes > MEMORY / 10 * 9, "{held:?}");
+        // A few long ones may be on their way out, ahead of what comes next.
+        assert!(held.resident_bytes > MEMORY / 8 * 7, "{held:?}");
         assert!(
             found > SHORT_COUNT / 8,
             "those that are asked for stay: {found}"

@@ -17,12 +17,13 @@ use crate::scrape::{Families, health, scrape};
 use crate::town::{Town, await_members, with_client};
 
 /// Each family, and what moves it in [`each_metric_of_a_drive_is_moved`]. Nothing is told of drives that is not here.
-const FAMILIES: [(&str, &str); 12] = [
+const FAMILIES: [(&str, &str); 13] = [
     ("objects", "puts of more than there is memory"),
     ("live_bytes", "puts of more than there is memory"),
     ("capacity_bytes", CONSTANT),
     ("failed", "writes are refused to it"),
     ("away", OF_NAMESPACES),
+    ("remembers", "a removal after a while without"),
     ("written_bytes_total", "puts of more than there is memory"),
     ("demoted_total", "puts of more than there is memory"),
     ("promoted_total", "gets"),
@@ -178,6 +179,15 @@ fn each_metric_of_a_drive_is_moved() {
         for n in 0..LONG_OBJECTS {
             get(&client, &format!("long-{n}"), LONG_LEN).await;
         }
+    });
+    scrapes.push(scrape(&node));
+    await_that("what is known of removals is kept", || {
+        metric(&node, "remembers") == 1.0
+    });
+    scrapes.push(scrape(&node));
+    with_client(&node, PATIENT, |client| async move {
+        let removed = client.remove(&[key(0)]).await;
+        assert!(removed.iter().all(Result::is_ok), "{removed:?}");
     });
     scrapes.push(scrape(&node));
     let log = File::options().write(true).open(log_of(folder.path()));

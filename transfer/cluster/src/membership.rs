@@ -212,6 +212,12 @@ impl Membership {
         self.state.member.borrow().is_map_settled()
     }
 
+    /// Whether this node proposes maps, as it does until it [abstains](Self::abstain).
+    #[must_use]
+    pub fn proposes(&self) -> bool {
+        self.state.member.borrow().proposes()
+    }
+
     /// Has this node propose no map any more: see [`Member::abstain`].
     pub fn abstain(&self) {
         self.state.member.borrow_mut().abstain();

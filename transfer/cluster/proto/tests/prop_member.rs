@@ -285,6 +285,7 @@ fn who_is_about_to_leave_changes_no_map() {
     cluster.nodes[0].member.abstain();
     cluster.nodes[1].member.abstain();
     assert!(cluster.nodes[0].member.is_map_settled());
+    assert!(!cluster.nodes[0].member.proposes() && cluster.nodes[2].member.proposes());
     cluster.kill_id(3);
     cluster.run((u64::from(TTL_S) + 3) * SECOND);
     assert_eq!(cluster.map().epoch(), Epoch(1));

@@ -258,6 +258,12 @@ impl Member {
         self.abstains = true;
     }
 
+    /// Whether it has not been told to [abstain](Self::abstain).
+    #[must_use]
+    pub const fn proposes(&self) -> bool {
+        !self.abstains
+    }
+
     /// Gives up the lease: the next map is without it.
     pub fn leave(&mut self, now: Time) {
         if matches!(self.phase, Phase::Joining | Phase::Joined) {
