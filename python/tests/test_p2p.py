@@ -582,6 +582,8 @@ coordinator = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess
 address = coordinator.stdout.readline().strip()
 store = ObjectStore([address])
 os.kill(coordinator.pid, signal.SIGSTOP)
+# On a busy machine its threads go on for a while.
+os.waitpid(coordinator.pid, os.WUNTRACED)
 atexit.register(coordinator.kill)
 def interrupt(*_):
     raise KeyboardInterrupt
