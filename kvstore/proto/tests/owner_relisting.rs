@@ -240,6 +240,18 @@ fn what_goes_meanwhile_is_not_told() {
     assert!(bench.owner.copy(place).is_none());
 }
 
+fn info(n: u64) -> CopyInfo {
+    CopyInfo {
+        version: version(n),
+        kind: WriteKind::Put,
+        form: Form::Whole,
+        generation: Generation(0),
+        wanted: 1,
+        len_bytes: 5,
+        crc32c: 6,
+    }
+}
+
 #[test]
 fn what_a_former_life_left_is_told_like_that_of_one_who_was_away() {
     let limits = OwnerLimits {
@@ -254,15 +266,6 @@ fn what_a_former_life_left_is_told_like_that_of_one_who_was_away() {
     let mut fence = Fence::default();
     fence.renew(Time::ZERO, Duration::from_secs(100));
     bench.owner.on_fence(fence);
-    let info = |n| CopyInfo {
-        version: version(n),
-        kind: WriteKind::Put,
-        form: Form::Whole,
-        generation: Generation(0),
-        wanted: 1,
-        len_bytes: 5,
-        crc32c: 6,
-    };
     let copies = |of: core::ops::Range<u64>| of.map(|n| (key(n), info(n), NAMESPACE));
     bench.owner.restore(Epoch(4), copies(0..12));
     bench.owner.restore(Epoch(5), copies(10..30));
@@ -311,16 +314,7 @@ fn who_was_in_no_map_yet_speaks_of_nothing_that_a_former_life_left() {
         let mut fence = Fence::default();
         fence.renew(Time::ZERO, Duration::from_secs(100));
         owner.on_fence(fence);
-        let info = CopyInfo {
-            version: version(3),
-            kind: WriteKind::Put,
-            form: Form::Whole,
-            generation: Generation(0),
-            wanted: 1,
-            len_bytes: 5,
-            crc32c: 6,
-        };
-        owner.restore(Epoch(4), [(key(3), info, namespace)]);
+        owner.restore(Epoch(4), [(key(3), info(3), namespace)]);
         for sought in [Sought::Latest(Epoch(0)), Sought::Version(version(3))] {
             let read = owner.read(Time::ZERO, key(3), sought, namespace);
             assert_eq!(read, Read::Unavailable, "{sought:?}");

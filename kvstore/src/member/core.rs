@@ -55,8 +55,6 @@ const LEAVE_WAIT: Duration = Duration::from_millis(250);
 const PARK_AGAIN: Duration = Duration::from_millis(100);
 /// How long its home may take to know all under the last map, so that its drive can keep that.
 const KNOW_WAIT: Duration = Duration::from_secs(1);
-/// How long its drive may take to keep what its home knew.
-const REMEMBER_WAIT: Duration = Duration::from_secs(5);
 /// How often it looks whether that is done.
 const LEAVE_LOOK: Duration = Duration::from_millis(1);
 
@@ -251,27 +249,6 @@ impl MemberCore {
             }
         });
         drop(parking);
-    }
-
-    /// The node has left: has its drive keep what the home knew, and says when it is done.
-    pub(crate) fn begin_to_remember(self: &Rc<Self>, done: oneshot::Sender<()>) {
-        let memory = self.machines.borrow().home.memory();
-        let Some(memory) = memory.filter(|_| self.tier.get().is_some()) else {
-            // Who waits is told by that.
-            return drop(done);
-        };
-        let core = Rc::clone(self);
-        let remembering = spawn_local(async move {
-            let until = time::now() + REMEMBER_WAIT;
-            let (node, tier) = (core.seat.node, core.tier.get().expect("it was there"));
-            if let Err(error) = tier.remember(node, &memory, (until, &|| true)).await {
-                tracing::warn!(%error, "the drive does not keep what was removed");
-            }
-            if done.send(()).is_err() {
-                tracing::debug!("nobody waits for this core to remember");
-            }
-        });
-        drop(remembering);
     }
 
     /// Whether nobody waits for something that is under way here.

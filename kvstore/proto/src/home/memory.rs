@@ -246,9 +246,12 @@ impl Home {
     /// What it knew of removals when it [left](Self::leave); `None` if it did not know all, or is none's home.
     #[must_use]
     pub fn memory(&self) -> Option<HomeMemory> {
-        let known = self.recalled?;
+        self.recalled.map(|known| self.memory_of(known))
+    }
+
+    fn memory_of(&self, known: Recalled) -> HomeMemory {
         let tombstones = self.tombstones.after(None).collect();
-        Some(HomeMemory { known, tombstones })
+        HomeMemory { known, tombstones }
     }
 
     /// It is told what a former life of it knew when it left.
@@ -282,8 +285,7 @@ impl Home {
         }
         let known = self.known_now()?;
         self.kept = Kept::All;
-        let tombstones = self.tombstones.after(None).collect();
-        Some(HomeMemory { known, tombstones })
+        Some(self.memory_of(known))
     }
 
     /// Whether what was [kept](Self::keep) is all that it knows.

@@ -319,25 +319,22 @@ impl Home {
 
     /// Asks for what is missing, or is complete.
     pub(super) fn go_on(&mut self, now: Time, out: Out<'_>) {
-        let Phase::Rebuilding(rebuild) = &mut self.phase else {
-            return;
-        };
-        if !rebuild.missing.is_empty() && !mutant::is_on(Mutant::BarrierSkipped) {
+        if let Phase::Rebuilding(rebuild) = &mut self.phase
+            && !rebuild.missing.is_empty()
+            && !mutant::is_on(Mutant::BarrierSkipped)
+        {
             rebuild.ask(now, out);
             return;
         }
+        let Phase::Rebuilding(rebuild) = &self.phase else {
+            return;
+        };
         // Its own memory counts if it has been complete before and in each map since; if nobody's does, what those
         // knew who have left and come back; else nothing is known of earlier epochs.
         let own = self.base.as_ref().map(|_| self.tombstones.forgotten);
         let before = Epoch(self.map.epoch().0 - 1);
-        let (known, recalled) = (
-            rebuild.horizon.max(own),
-            core::mem::take(&mut rebuild.recalled),
-        );
-        let known = known.or_else(|| self.recalled_horizon(&recalled));
-        let Phase::Rebuilding(rebuild) = &self.phase else {
-            unreachable!("nothing has changed");
-        };
+        let known = rebuild.horizon.max(own);
+        let known = known.or_else(|| self.recalled_horizon(&rebuild.recalled));
         let horizon = known.unwrap_or(before);
         // Who was in each map has been told of each removal, however late it heard of the maps.
         let has_stayed = |seat: Seat| self.stayed.contains(&(seat.node, seat.incarnation));

@@ -4,8 +4,10 @@
 //! crashes: then it is forgotten before the next removal ends. It lies in records of its own, which are no copies: none is wanted of them, and no key has their fingerprints.
 
 use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
+use futures_channel::oneshot;
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
 use lunette_kvstore_proto::home::{Home, HomeMemory, MEMORY_PIECES_MAX};
 use lunette_kvstore_proto::key::Key;
@@ -24,6 +26,8 @@ use crate::member::core::MemberCore;
 /// How long a drive that has enough to write is left alone.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// How long a drive may take to keep what a home knew when its node has left.
+const REMEMBER_WAIT: Duration = Duration::from_secs(5);
 /// How long a drive may take to keep what a home knows while the node serves.
 const KEEP_WAIT: Duration = Duration::from_secs(10);
 /// How long a drive may take to forget that. Removals and upserts wait for it.
@@ -46,7 +50,7 @@ pub(super) struct Remembered {
 
 /// Why what a home knew is not kept.
 #[derive(Clone, Copy, Debug, Error)]
-pub(in crate::member) enum NotKept {
+enum NotKept {
     #[error("the drive has not taken it in time, or has failed")]
     Drive,
     #[error("there is no memory for it")]
@@ -69,6 +73,28 @@ fn fingerprint_of(piece: usize) -> Fingerprint {
 }
 
 impl MemberCore {
+    /// The node has left: has its drive keep what the home knew, and says when it is done.
+    pub(crate) fn begin_to_remember(self: &Rc<Self>, done: oneshot::Sender<()>) {
+        let memory = self.machines().borrow().home.memory();
+        let Some(memory) = memory.filter(|_| self.tier().is_some()) else {
+            // Who waits is told by that.
+            return drop(done);
+        };
+        let core = Rc::clone(self);
+        let remembering = spawn_local(async move {
+            let until = time::now() + REMEMBER_WAIT;
+            let tier = core.tier().expect("it was there");
+            let remembered = tier.remember(core.seat().node, &memory, (until, &|| true));
+            if let Err(error) = remembered.await {
+                tracing::warn!(%error, "the drive does not keep what was removed");
+            }
+            if done.send(()).is_err() {
+                tracing::debug!("nobody waits for this core to remember");
+            }
+        });
+        drop(remembering);
+    }
+
     /// Whether its home has something for the drive to forget.
     fn is_outdated(&self) -> bool {
         self.machines().borrow().home.is_outdated()
@@ -182,7 +208,7 @@ impl Tier {
     }
 
     /// Has the drive keep what the home knows or knew, until then and as long as it may.
-    pub(in crate::member) async fn remember(
+    async fn remember(
         &self,
         node: NodeId,
         memory: &HomeMemory,
