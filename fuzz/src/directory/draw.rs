@@ -8,8 +8,8 @@ use lunette_kvstore_proto::credit::CreditNews;
 use lunette_kvstore_proto::groups::GroupNews;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    AskerId, CopyPage, CopyPlace, HoldWish, Only, OpId, Recalled, Refusal, ToHome, ToOwner, ToPeer,
-    TombstonePage,
+    AskerId, CopyPage, CopyPlace, Gone, HoldWish, Losses, Only, OpId, Recalled, Refusal, ToHome,
+    ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::retention::GroupId;
@@ -350,23 +350,62 @@ pub(crate) fn to_peer(source: &mut impl Source, known: Epoch) -> ToPeer {
         version,
         generation: Generation(source.below(3).into()),
     };
+    // Some numbers stand for what came later.
+    let is_new = version.sequence % 8 == 7;
     match source.below(4) {
         0 => ToPeer::Bury { key, tombstone },
+        1 if is_new => ToPeer::Complete,
         1 => ToPeer::Buried { key, version },
+        2 if is_new => ToPeer::CompleteWanted,
         2 => ToPeer::TombstonesWanted {
             after: source.flag().then_some(key),
         },
-        _ => ToPeer::Tombstones(TombstonePage {
-            after: source.flag().then_some(key),
-            horizon: source.flag().then(|| epoch(source, known)),
-            tombstones: vec![(key, tombstone)],
-            next: source.flag().then(|| self::key(source)),
-            recalled: (version.sequence % 2 == 1).then_some(Recalled {
-                epoch: version.epoch,
-                homes: u32::from(key.0 % 2 == 1) + 1,
-                cores: 1,
-                horizon: Epoch(tombstone.generation.0),
-            }),
-        }),
+        _ => {
+            let after = source.flag().then_some(key);
+            let horizon = source.flag().then(|| epoch(source, known));
+            ToPeer::Tombstones(TombstonePage {
+                after,
+                horizon: horizon.unwrap_or(Epoch(0)),
+                is_informed: horizon.is_some(),
+                tombstones: vec![(key, tombstone)],
+                next: source.flag().then(|| self::key(source)),
+                losses: losses(version),
+                recalled: (version.sequence % 2 == 1).then(|| recalled(key, version, tombstone)),
+            })
+        }
+    }
+}
+
+/// Two lives that have ended, one of them that of the node that speaks or recalls.
+fn losses(version: Version) -> Losses {
+    let gone = |node: u64, last| Gone {
+        life: Some((NodeId(node), node)),
+        last: Epoch(last),
+    };
+    let epoch = version.epoch.0;
+    let group = vec![gone(version.sequence % 3, epoch), gone(7, epoch)];
+    let past = if version.sequence % 5 == 4 {
+        vec![group.clone()]
+    } else {
+        vec![]
+    };
+    let open = if version.sequence % 5 >= 3 {
+        group
+    } else {
+        vec![]
+    };
+    Losses { open, past }
+}
+
+fn recalled(key: Fingerprint, version: Version, tombstone: Tombstone) -> Recalled {
+    Recalled {
+        incarnation: version.sequence % 3,
+        epoch: version.epoch,
+        homes: u32::from(key.0 % 2 == 1) + 1,
+        cores: 1,
+        horizon: Epoch(tombstone.generation.0),
+        is_whole: version.sequence % 4 != 3,
+        is_final: version.sequence % 8 < 4,
+        losses: losses(version),
     }
 }

@@ -39,6 +39,7 @@
 //! | `presence` | what lookups would be told, told ahead |
 //! | `judging` | which copies of a key live |
 //! | `rebuild` | the barrier |
+//! | `losses` | removals that perhaps nobody knows of any more, until who knew comes back |
 //! | `memory` | what a home knew of removals when its node left, for the next life |
 //! | `repairs` | copies that are missing, and made again |
 //! | `histories` | how often a key was used where it left, for who has it next |
@@ -49,6 +50,7 @@ mod histories;
 mod judging;
 mod limits;
 mod lookups;
+mod losses;
 mod memory;
 mod presence;
 mod rebuild;
@@ -80,6 +82,7 @@ pub use limits::{
     REBUILD_WAIT_MAX, RECENT_MAPS_MAX, REPAIR_PAUSE_MAX, REPAIR_WAIT, REPAIRS_UNDER_WAY_MAX,
     REPORTS_UNDER_WAY_MAX, RESEND, TOMBSTONE_KEEP,
 };
+use losses::LossBook;
 use memory::Kept;
 pub use memory::{HomeMemory, MEMORY_PIECES_MAX, MemoryFault};
 pub use presence::{LISTED_PER_TICK_MAX, PresenceChange};
@@ -156,14 +159,21 @@ pub struct Home {
     repairs: Repairs,
     /// Until when each seat that left the map may be serving.
     departed: BTreeMap<Seat, Time>,
-    /// Whose reports it had when it was complete last.
-    base: Option<Vec<(NodeId, u64)>>,
+    /// It has been complete, and in each map since.
+    is_informed: bool,
     /// What its former life knew when it left; and what this one knows, once that has left.
     recalled: Option<Recalled>,
+    has_left: bool,
+    /// How many cores its node has.
+    cores: u16,
+    /// Who has left with what others may not know; and which homes may not be complete, as long as anybody has, with when they
+    /// were asked.
+    losses: LossBook,
+    incomplete: BTreeMap<Seat, Option<Time>>,
     /// Whether what it knows is kept for the case of a crash, and since when that is the same.
     kept: Kept,
     tombstoned: Time,
-    /// Those of them that have been in each map since.
+    /// Who was in the map when it was complete last, and in each since.
     stayed: Vec<(NodeId, u64)>,
     /// Members of these maps may be serving, until [`Self::quiet_until`].
     recent: VecDeque<ClusterMap>,
@@ -200,8 +210,12 @@ impl Home {
             cold: BTreeSet::new(),
             repairs: Repairs::default(),
             departed: BTreeMap::new(),
-            base: None,
+            is_informed: false,
             recalled: None,
+            has_left: false,
+            cores: 1,
+            losses: LossBook::default(),
+            incomplete: BTreeMap::new(),
             kept: Kept::Nothing,
             tombstoned: Time::ZERO,
             stayed: Vec::new(),
@@ -299,7 +313,7 @@ impl Home {
         self.repairs.on_map(&self.map);
         self.turn_away(now, out);
         self.carry_changes(now, is_kept && !is_raised, out);
-        if !has_seat(map, self.seat) {
+        if !has_seat(map, self.seat) || self.has_left {
             self.phase = Phase::Outside;
             return;
         }
@@ -317,6 +331,7 @@ impl Home {
     /// What it knew is [told](Self::memory) from then on.
     pub fn leave(&mut self, now: Time, out: Out<'_>) {
         self.recalled = self.known_at_the_end();
+        self.has_left = true;
         self.phase = Phase::Outside;
         self.turn_away(now, out);
         self.carry_changes(now, false, out);
@@ -333,6 +348,7 @@ impl Home {
             self.end_claims(now, out);
             self.judge_some(now, out);
             self.tell_again(now, out);
+            self.ask_incomplete(now, out);
             self.bury_again(now, out);
             self.sweep_some(now);
             self.repair_some(now, out);

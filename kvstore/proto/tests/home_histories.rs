@@ -80,13 +80,7 @@ impl Bench {
             };
             let epoch = self.map.epoch();
             self.home.on_page(at(1), from, epoch, page, &mut self.out);
-            let tombstones = ToPeer::Tombstones(TombstonePage {
-                after: None,
-                horizon: None,
-                tombstones: vec![],
-                next: None,
-                recalled: None,
-            });
+            let tombstones = ToPeer::Tombstones(TombstonePage::default());
             self.home
                 .on_peer(at(1), from, epoch, tombstones, &mut self.out);
         }

@@ -2,28 +2,19 @@
 
 #![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
 
-use std::time::Duration;
+mod home_bench;
 
-use lunette_cluster_proto::fence::{Fence, NamespaceKind};
+use home_bench::{Bench, KEPT, LAST, REMOVED, at, info, known, seat};
+use lunette_cluster_proto::fence::NamespaceKind;
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
-use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits, HomeMemory};
+use lunette_kvstore_proto::home::{HomeAction, HomeMemory};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskerId, CopyPage, Only, Recalled, ToOwner, ToPeer, TombstonePage,
+    Answer, Ask, AskerId, Only, Recalled, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::{Seat, seats};
-use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Tombstone, Version, WriteKind};
+use lunette_kvstore_proto::version::{Generation, Tombstone};
 use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
-use lunette_runtime_core::time::Time;
-
-/// The last map of the former lives.
-const LAST: Epoch = Epoch(7);
-const REMOVED: Fingerprint = Fingerprint(1 << 100);
-const KEPT: Fingerprint = Fingerprint(3 << 100);
-
-fn at(ms: u64) -> Time {
-    Time::from_ns(ms * 1_000_000)
-}
 
 /// Nodes with so many cores each, in a life of that number. The first alone is a home of keys that are asked for here:
 /// the others weigh so little.
@@ -36,82 +27,19 @@ fn map(epoch: Epoch, incarnation: u64, cores: &[u16]) -> ClusterMap {
     ClusterMap::new(epoch, 0, members.collect()).expect("a map")
 }
 
-fn seat(incarnation: u64) -> Seat {
-    Seat {
-        node: NodeId(1),
-        incarnation,
-        core: CoreIndex(0),
-    }
-}
-
-fn info() -> CopyInfo {
-    CopyInfo {
-        version: Version {
-            epoch: Epoch(LAST.0 - 1),
-            sequence: 5,
-        },
-        kind: WriteKind::Put,
-        form: Form::Whole,
-        generation: Generation(0),
-        wanted: 1,
-        len_bytes: 9,
-        crc32c: 1,
-    }
-}
-
-struct Bench {
-    home: Home,
-    map: ClusterMap,
-    now: Time,
-    out: Vec<HomeAction>,
-}
-
 impl Bench {
-    fn new(incarnation: u64) -> Self {
-        let mut home = Home::new(seat(incarnation), HomeLimits::default());
-        let mut fence = Fence::default();
-        fence.renew(at(0), Duration::from_secs(1000));
-        home.on_fence(fence);
-        Self {
-            home,
-            map: ClusterMap::default(),
-            now: at(1),
-            out: Vec::new(),
-        }
-    }
-
     /// A map, under which each seat reports what it recalls, and the first one two copies, if it was away.
     fn go_on(&mut self, map: &ClusterMap, recalled: &[(Seat, Recalled)], is_back: bool) {
-        self.home.on_map(self.now, map, &mut self.out);
-        self.map = map.clone();
+        self.begin(map);
         for from in seats(map) {
-            let is_back = is_back && from == self.home.seat();
-            let copies = [(REMOVED, info()), (KEPT, info())];
-            let page = CopyPage {
-                after: None,
-                is_full: true,
-                away_since: is_back.then_some(info().version.epoch),
-                copies: if is_back { copies.to_vec() } else { vec![] },
-                is_last: true,
-            };
-            let (now, epoch) = (self.now, map.epoch());
-            self.home.on_page(now, from, epoch, page, &mut self.out);
             let its = recalled.iter().find(|(seat, _)| *seat == from);
-            let page = ToPeer::Tombstones(TombstonePage {
-                after: None,
-                horizon: None,
-                tombstones: vec![],
-                next: None,
-                recalled: its.map(|(_, recalled)| *recalled),
-            });
-            self.home.on_peer(now, from, epoch, page, &mut self.out);
+            let page = TombstonePage {
+                recalled: its.map(|(_, recalled)| recalled.clone()),
+                ..TombstonePage::default()
+            };
+            self.report(from, is_back && from == self.home.seat(), page);
         }
         assert!(self.home.is_complete());
-    }
-
-    fn tick_at(&mut self, ms: u64) {
-        self.now = at(ms);
-        self.home.on_tick(self.now, &mut self.out);
     }
 
     /// A removal, of which the next home keeps the tombstone too. Whether it has ended.
@@ -143,16 +71,6 @@ impl Bench {
         };
         self.out.iter().any(is_done)
     }
-
-    fn is_shown(&self, key: Fingerprint) -> bool {
-        self.home.shown().any(|(shown, _, _)| shown == key)
-    }
-
-    fn is_dropped(&self, wanted: Fingerprint) -> bool {
-        self.out.iter().any(|action| {
-            matches!(action, HomeAction::ToOwner(_, ToOwner::Drop { key, .. }) if *key == wanted)
-        })
-    }
 }
 
 /// What the first home knew when it left under [`LAST`], of so many nodes, having removed a key.
@@ -170,18 +88,17 @@ fn memory(cores: &[u16]) -> HomeMemory {
 fn a_home_tells_when_it_knew_all_and_of_how_many() {
     let memory = memory(&[1, 2, 1]);
     let known = Recalled {
-        epoch: LAST,
-        homes: 3,
-        cores: 1,
         horizon: Epoch(LAST.0 - 1),
+        ..known(3)
     };
     assert_eq!(memory.known, known);
     let keys: Vec<_> = memory.tombstones.iter().map(|(key, _)| *key).collect();
     assert_eq!(keys, [REMOVED]);
 }
 
+/// What it leaves is what it had, though that may not be all that there was to know; and without a map what it was told.
 #[test]
-fn a_home_that_does_not_know_all_tells_what_its_former_life_did() {
+fn a_home_that_does_not_know_all_says_so() {
     let memory = memory(&[1]);
     let mut bench = Bench::new(2);
     bench.home.recall(bench.now, memory.clone());
@@ -189,10 +106,38 @@ fn a_home_that_does_not_know_all_tells_what_its_former_life_did() {
     bench.home.on_map(bench.now, &next, &mut bench.out);
     assert!(!bench.home.is_complete());
     bench.home.leave(bench.now, &mut bench.out);
-    assert_eq!(bench.home.memory(), Some(memory));
+    let left = HomeMemory {
+        known: Recalled {
+            incarnation: 2,
+            epoch: next.epoch(),
+            homes: 2,
+            is_whole: false,
+            ..memory.known.clone()
+        },
+        ..memory.clone()
+    };
+    assert_eq!(bench.home.memory(), Some(left));
+    let mut without = Bench::new(3);
+    without.home.recall(without.now, memory.clone());
+    without.home.leave(without.now, &mut without.out);
+    assert_eq!(without.home.memory(), Some(memory));
     let mut other = Bench::new(1);
     other.home.leave(other.now, &mut other.out);
     assert_eq!(other.home.memory(), None);
+}
+
+/// Who has left is no home any more, whatever comes.
+#[test]
+fn a_home_that_has_left_heeds_no_map() {
+    let mut bench = Bench::new(1);
+    bench.go_on(&map(LAST, 1, &[1]), &[], false);
+    bench.home.leave(bench.now, &mut bench.out);
+    let left = bench.home.memory();
+    let next = map(Epoch(LAST.0 + 1), 1, &[1]);
+    bench.home.on_map(bench.now, &next, &mut bench.out);
+    bench.map = next;
+    assert!(!bench.home.is_complete() && !bench.remove(KEPT));
+    assert_eq!(bench.home.memory(), left);
 }
 
 /// Of a member that was alone: what it had is there again, and what was removed is not.
@@ -223,12 +168,6 @@ fn who_was_alone_begins_with_what_it_had() {
 /// All of them but one of several, with all their cores, under the same last map, which was directly before.
 #[test]
 fn it_is_believed_if_nobody_can_have_removed_anything_since() {
-    let own = |homes| Recalled {
-        epoch: LAST,
-        homes,
-        cores: 1,
-        horizon: Epoch(0),
-    };
     let earlier = |known: Recalled| Recalled {
         epoch: Epoch(LAST.0 - 1),
         ..known
@@ -238,34 +177,44 @@ fn it_is_believed_if_nobody_can_have_removed_anything_since() {
         ..known
     };
     let two_cores = |known: Recalled| Recalled { cores: 2, ..known };
-    let (two, three) = (own(2), own(3));
+    let unsure = |known: Recalled| Recalled {
+        is_whole: false,
+        ..known
+    };
+    let two = || known(2);
+    let three = || known(3);
     for (homes, others, is_believed) in [
-        (three, &[(2, 0, three), (3, 0, three)][..], true),
-        (three, &[(2, 0, three)][..], true),
-        (three, &[(3, 0, three)][..], true),
-        (three, &[][..], false),
-        (two, &[][..], true),
-        (three, &[(2, 0, earlier(three))][..], false),
-        (earlier(three), &[(2, 0, three)][..], false),
-        (three, &[(3, 0, two_cores(three))][..], false),
+        (three(), &[(2, 0, three()), (3, 0, three())][..], true),
+        (three(), &[(2, 0, three())][..], true),
+        (three(), &[(3, 0, three())][..], true),
+        (three(), &[][..], false),
+        (two(), &[][..], true),
+        (three(), &[(2, 0, earlier(three()))][..], false),
+        (earlier(three()), &[(2, 0, three())][..], false),
+        (three(), &[(3, 0, two_cores(three()))][..], false),
         (
-            three,
-            &[(3, 0, two_cores(three)), (3, 1, two_cores(three))][..],
+            three(),
+            &[(3, 0, two_cores(three())), (3, 1, two_cores(three()))][..],
             true,
         ),
-        (three, &[(2, 0, beyond(three)), (3, 0, three)][..], false),
+        (unsure(three()), &[(2, 0, three())][..], false),
+        (
+            three(),
+            &[(2, 0, beyond(three())), (3, 0, three())][..],
+            false,
+        ),
     ] {
         let mut bench = Bench::new(2);
         let mut memory = memory(&[1]);
-        memory.known = homes;
+        memory.known = homes.clone();
         bench.home.recall(bench.now, memory);
-        let others = others.iter().map(|&(node, core, known)| {
+        let others = others.iter().map(|(node, core, known)| {
             let seat = Seat {
-                node: NodeId(node),
+                node: NodeId(*node),
                 incarnation: 2,
-                core: CoreIndex(core),
+                core: CoreIndex(*core),
             };
-            (seat, known)
+            (seat, known.clone())
         });
         let others: Vec<_> = others.collect();
         bench.go_on(&map(Epoch(LAST.0 + 1), 2, &[1, 1, 2]), &others, true);

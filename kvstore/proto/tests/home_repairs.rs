@@ -114,13 +114,7 @@ impl Bench {
             let epoch = self.map.epoch();
             self.home
                 .on_page(self.now, from, epoch, page, &mut self.out);
-            let nothing = lunette_kvstore_proto::message::directory::TombstonePage {
-                after: None,
-                horizon: None,
-                tombstones: vec![],
-                next: None,
-                recalled: None,
-            };
+            let nothing = lunette_kvstore_proto::message::directory::TombstonePage::default();
             let page = lunette_kvstore_proto::message::directory::ToPeer::Tombstones(nothing);
             self.home
                 .on_peer(self.now, from, epoch, page, &mut self.out);

@@ -197,13 +197,7 @@ impl Bench {
         };
         let (now, epoch) = (self.now, self.epoch);
         self.home.on_page(now, from, epoch, page, &mut self.out);
-        let tombstones = TombstonePage {
-            after: None,
-            horizon: None,
-            tombstones: vec![],
-            next: None,
-            recalled: None,
-        };
+        let tombstones = TombstonePage::default();
         let page = ToPeer::Tombstones(tombstones);
         self.home.on_peer(now, from, epoch, page, &mut self.out);
     }
@@ -557,11 +551,8 @@ fn who_looks_on_is_told_of_what_a_reported_tombstone_makes_dead() {
         generation: Generation(0),
     };
     let tombstones = TombstonePage {
-        after: None,
-        horizon: None,
         tombstones: vec![(KEY, tombstone)],
-        next: None,
-        recalled: None,
+        ..TombstonePage::default()
     };
     let page = ToPeer::Tombstones(tombstones);
     (bench.home).on_peer(now, seat(2), epoch, page, &mut bench.out);

@@ -76,6 +76,7 @@ fn what_is_promised_holds_in_every_world() {
             "recalled",
             "kept",
             "returned of all",
+            "returned of some",
         ] {
             assert!(tally.contains_key(what), "no world has seen: {what}");
         }

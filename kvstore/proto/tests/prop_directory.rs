@@ -9,9 +9,9 @@ use lunette_kvstore_proto::groups::GroupNews;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
-    Answer, AnswerMessage, Ask, AskMessage, AskerId, Content, CopyPage, CopyPlace, Found,
-    HOLDERS_MAX, HoldWish, Only, OpId, Recalled, Refusal, SeatMessage, ToHome, ToOwner, ToPeer,
-    TombstonePage,
+    Answer, AnswerMessage, Ask, AskMessage, AskerId, Content, CopyPage, CopyPlace, Found, GONE_MAX,
+    Gone, HOLDERS_MAX, HoldWish, Losses, Only, OpId, PAST_MAX, Recalled, Refusal, SeatMessage,
+    ToHome, ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::retention::{GroupId, Parent};
@@ -224,34 +224,63 @@ fn page() -> impl Strategy<Value = CopyPage> {
     })
 }
 
+fn gone() -> impl Strategy<Value = Vec<Gone>> {
+    let gone = (option::of(any::<(u64, u64)>()), any::<u64>());
+    let gone = gone.prop_map(|(life, last)| Gone {
+        life: life.map(|(node, incarnation)| (NodeId(node), incarnation)),
+        last: Epoch(last),
+    });
+    vec(gone, 0..=GONE_MAX)
+}
+
+fn losses() -> impl Strategy<Value = Losses> {
+    let parts = (gone(), vec(gone(), 0..=PAST_MAX));
+    parts.prop_map(|(open, past)| Losses { open, past })
+}
+
+fn recalled() -> impl Strategy<Value = Recalled> {
+    let numbers = any::<(u64, u64, u32, u16, u64)>();
+    (numbers, any::<(bool, bool)>(), losses()).prop_map(
+        |((incarnation, epoch, homes, cores, horizon), (is_whole, is_final), losses)| Recalled {
+            incarnation,
+            epoch: Epoch(epoch),
+            homes,
+            cores,
+            horizon: Epoch(horizon),
+            is_whole,
+            is_final,
+            losses,
+        },
+    )
+}
+
 fn to_peer() -> impl Strategy<Value = ToPeer> {
     let pages = (
         option::of(key()),
-        option::of(any::<u64>()),
+        any::<(u64, bool)>(),
         vec((key(), tombstone()), 0..5),
         option::of(key()),
-        option::of((any::<u64>(), any::<u32>(), any::<u16>(), any::<u64>())),
+        losses(),
+        option::of(recalled()),
     );
     prop_oneof![
         (key(), tombstone()).prop_map(|(key, tombstone)| ToPeer::Bury { key, tombstone }),
         (key(), version()).prop_map(|(key, version)| ToPeer::Buried { key, version }),
         option::of(key()).prop_map(|after| ToPeer::TombstonesWanted { after }),
-        pages.prop_map(|(after, horizon, tombstones, next, recalled)| {
-            let horizon = horizon.map(Epoch);
-            let recalled = recalled.map(|(epoch, homes, cores, horizon)| Recalled {
-                epoch: Epoch(epoch),
-                homes,
-                cores,
-                horizon: Epoch(horizon),
-            });
+        pages.prop_map(|(after, known, tombstones, next, losses, recalled)| {
+            let (horizon, is_informed) = (Epoch(known.0), known.1);
             ToPeer::Tombstones(TombstonePage {
                 after,
                 horizon,
+                is_informed,
                 tombstones,
                 next,
+                losses,
                 recalled,
             })
         }),
+        Just(ToPeer::CompleteWanted),
+        Just(ToPeer::Complete),
     ]
 }
 

@@ -38,6 +38,8 @@ pub enum Mutant {
     TombstoneLost,
     /// What homes that have left knew of removals is believed although others are missing that knew more.
     MemoryOverrated,
+    /// What members that have left knew of removals counts as known again although one comes back too few.
+    LossOverrated,
     /// A removal ends although a home has kept that it knew of all before.
     MemoryOutdated,
     /// A member that was away speaks of what it has before that has been judged.
@@ -80,7 +82,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Those of the home protocol, which its own simulation is to find.
-    pub const HOME: [(&'static str, Self); 14] = [
+    pub const HOME: [(&'static str, Self); 15] = [
         ("claim-unchecked", Self::ClaimUnchecked),
         ("direct-unchecked", Self::DirectUnchecked),
         ("publish-unclaimed", Self::PublishUnclaimed),
@@ -88,6 +90,7 @@ impl Mutant {
         ("barrier-skipped", Self::BarrierSkipped),
         ("tombstone-lost", Self::TombstoneLost),
         ("memory-overrated", Self::MemoryOverrated),
+        ("loss-overrated", Self::LossOverrated),
         ("memory-outdated", Self::MemoryOutdated),
         ("unjudged-served", Self::UnjudgedServed),
         ("fence-ignored", Self::FenceIgnored),

@@ -1,9 +1,10 @@
 //! What a home knew of removals when its node left, for the life after it.
 //!
-//! A home that begins knows nothing of what was removed before, and is told by those who do. Where nobody does, since all
-//! members have ended, what those have who come back could have been removed, and nobody could tell. So a home that leaves
-//! in order says what it knew, which its driver keeps until the next life begins and the home is told of it
-//! ([`Home::recall`]). It is believed together with what others recall, if nothing can have been removed since:
+//! A home that begins knows nothing of what was removed before, and is told by those who do. So a home that leaves in order
+//! says what it knew, which its driver keeps until the next life begins and the home is told of it ([`Home::recall`]). Where
+//! others have been there all the time, that gives back what they lack (`losses`). Where nobody has, since all members have ended,
+//! what those have who come back could have been removed, and nobody could tell; what they recall is believed together, if nothing
+//! can have been removed since:
 //!
 //! - It was complete under the map that is directly before the first one of the new life: under that one it has ended, and no
 //!   other map was in between.
@@ -24,8 +25,11 @@
 //! In bytes these are pieces of a bounded size each, as they fit into records of a drive:
 //!
 //! ```text
-//!  | LNKM | 1 | node (8) | epoch (8) | homes (4) | cores (2) | horizon (8) | piece (2) | pieces (2) | n (4) |
+//!  | LNKM | 1 | node (8) | what it knew (40 and more) | piece (2) | pieces (2) | n (4) |
 //!  | n tombstones: key (16), epoch (8), sequence (8), generation (8) | CRC32C of all before (4) |
+//!
+//!  what it knew: incarnation (8), epoch (8), homes (4), cores (2), horizon (8), whole 1 | final 2 (1), open group, past groups (1), each
+//!  a group: n (1), n lives: 0 | 1, node (8), incarnation (8); the last map it was in (8)
 //! ```
 
 use core::time::Duration;
@@ -39,6 +43,7 @@ use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 use thiserror::Error;
 
+use super::losses::LossBook;
 use super::{Home, Out};
 use crate::key::Fingerprint;
 use crate::message::directory::Recalled;
@@ -118,7 +123,7 @@ impl From<FrameFault> for MemoryFault {
 type Buried = Vec<(Fingerprint, Tombstone)>;
 
 /// One piece, but for its tombstones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Head {
     node: NodeId,
     known: Recalled,
@@ -136,7 +141,7 @@ impl HomeMemory {
         let count = self.tombstones.len().div_ceil(PIECE_TOMBSTONES_MAX).max(1);
         let pieces = u16::try_from(count).ok();
         let pieces = pieces.filter(|_| count <= MEMORY_PIECES_MAX)?;
-        let known = self.known;
+        let known = self.known.clone();
         let head = Head {
             node,
             known,
@@ -160,7 +165,9 @@ impl HomeMemory {
         let mut parts = BTreeMap::new();
         for piece in pieces {
             let (its, at, tombstones) = Head::open(piece.as_ref())?;
-            if *head.get_or_insert(its) != its || parts.insert(at, tombstones).is_some() {
+            if *head.get_or_insert_with(|| its.clone()) != its
+                || parts.insert(at, tombstones).is_some()
+            {
                 return Err(MemoryFault::Incomplete);
             }
         }
@@ -178,11 +185,10 @@ impl HomeMemory {
 
 impl Head {
     fn seal(&self, at: u16, tombstones: &[(Fingerprint, Tombstone)]) -> Vec<u8> {
-        let known = self.known;
         FRAME.seal(|out| {
             let mut out = Writer::new(out);
-            out.u64(self.node.0).u64(known.epoch.0).u32(known.homes);
-            out.u16(known.cores).u64(known.horizon.0);
+            out.u64(self.node.0);
+            self.known.write(&mut out);
             let count = u32::try_from(tombstones.len()).expect("a piece is bounded");
             out.u16(at).u16(self.pieces).u32(count);
             for (
@@ -203,14 +209,9 @@ impl Head {
     fn open(bytes: &[u8]) -> Result<(Self, u16, Buried), MemoryFault> {
         let mut reader = FRAME.open(bytes)?;
         let node = NodeId(reader.u64()?);
-        let (epoch, homes) = (Epoch(reader.u64()?), reader.u32()?);
-        let (cores, horizon) = (reader.u16()?, Epoch(reader.u64()?));
-        let known = Recalled {
-            epoch,
-            homes,
-            cores,
-            horizon,
-        };
+        let known = Recalled::read(&mut reader)?;
+        let what = "what it knew";
+        let known = known.ok_or(MemoryFault::Nonsense { what })?;
         let (at, pieces, count) = (reader.u16()?, reader.u16()?, reader.u32()? as usize);
         if at >= pieces || usize::from(pieces) > MEMORY_PIECES_MAX {
             return Err(MemoryFault::Nonsense { what: "piece" });
@@ -243,10 +244,11 @@ fn read_tombstone(reader: &mut Reader<'_>) -> Result<(Fingerprint, Tombstone), T
 }
 
 impl Home {
-    /// What it knew of removals when it [left](Self::leave); `None` if it did not know all, or is none's home.
+    /// What it knew of removals when it [left](Self::leave), and whether that was all; `None` if it has not, or was none's home.
     #[must_use]
     pub fn memory(&self) -> Option<HomeMemory> {
-        self.recalled.map(|known| self.memory_of(known))
+        let known = self.recalled.as_ref().filter(|_| self.has_left)?;
+        Some(self.memory_of(known.clone()))
     }
 
     fn memory_of(&self, known: Recalled) -> HomeMemory {
@@ -264,13 +266,16 @@ impl Home {
             let max = self.limits.tombstones_max;
             self.tombstones.insert(now, key, tombstone, max);
         }
-        // What there was no room for is forgotten.
-        let forgotten = self.tombstones.forgotten.max(memory.known.horizon);
-        self.tombstones.forgotten = forgotten;
-        self.recalled = Some(Recalled {
-            horizon: forgotten,
-            ..memory.known
-        });
+        self.recalled = Some(memory.known);
+    }
+
+    /// What it recalls, without what it has had no room for.
+    pub(super) fn recalled_now(&self) -> Option<Recalled> {
+        let recalled = self.recalled.clone();
+        recalled.map(|known| Recalled {
+            horizon: known.horizon.max(self.tombstones.forgotten),
+            ..known
+        })
     }
 
     /// What it knows of removals, if that is all there is to know, none is under way, and none was for a while. It counts for
@@ -283,7 +288,7 @@ impl Home {
         if !is_quiet || !self.is_complete() || self.kept != Kept::Nothing {
             return None;
         }
-        let known = self.known_now()?;
+        let known = self.known_now(false).filter(|known| known.is_whole)?;
         self.kept = Kept::All;
         Some(self.memory_of(known))
     }
@@ -316,36 +321,44 @@ impl Home {
         }
     }
 
-    /// What is known when it leaves.
+    /// What is known when it leaves: what it has been told before, if there was no map.
     pub(super) fn known_at_the_end(&self) -> Option<Recalled> {
-        let known = self.is_complete().then(|| self.known_now()).flatten();
-        known.or(self.recalled)
+        self.known_now(true).or_else(|| self.recalled_now())
     }
 
-    /// If it is one of the homes.
-    fn known_now(&self) -> Option<Recalled> {
+    /// If it has been in the map.
+    fn known_now(&self, is_final: bool) -> Option<Recalled> {
         let me = self.map.member(self.seat.node);
-        let me = me.filter(|me| me.weight() > 0)?;
+        // What others have told since is in the horizon of one that is complete.
+        let recalled = self.recalled.as_ref().filter(|_| !self.is_complete());
+        let recalled = recalled.map_or(Epoch(0), |known| known.horizon);
         let homes = self.map.members().iter();
         let homes = homes.filter(|member| member.weight() > 0).count();
-        Some(Recalled {
+        let is_home = me.is_some_and(|me| me.weight() > 0);
+        (!self.map.members().is_empty()).then(|| Recalled {
+            incarnation: self.seat.incarnation,
             epoch: self.map.epoch(),
             homes: u32::try_from(homes).expect("members are bounded"),
-            cores: me.cores,
-            horizon: self.tombstones.forgotten,
+            cores: self.cores,
+            horizon: self.tombstones.forgotten.max(recalled),
+            is_whole: self.is_complete() && is_home,
+            is_final,
+            losses: self.losses.told(),
         })
     }
 
-    /// Up to which epoch removals may be forgotten, by what former lives knew: nobody else knows. `None` if that is not
-    /// all that there is to know.
-    pub(super) fn recalled_horizon(&self, others: &BTreeMap<Seat, Recalled>) -> Option<Epoch> {
-        let own = self.recalled.map(|known| (self.seat, known));
-        let all = others
-            .iter()
-            .map(|(&seat, &known)| (seat, known))
-            .chain(own);
+    /// What former lives knew, where nobody else knows: up to which epoch removals may be forgotten, and whose knowledge is missing.
+    /// `None` if that is not all that there is to know.
+    pub(super) fn recalled_by_all(
+        &self,
+        others: &BTreeMap<Seat, Recalled>,
+    ) -> Option<(Epoch, LossBook)> {
+        let own = self.recalled_now();
+        let own = own.iter().map(|known| (&self.seat, known));
         let before = Epoch(self.map.epoch().0 - 1);
-        let all: Vec<_> = all.filter(|(_, known)| known.epoch == before).collect();
+        let all = others.iter().chain(own);
+        let all = all.filter(|(_, known)| known.is_whole && known.epoch == before);
+        let all: Vec<_> = all.collect();
         let homes = all.iter().map(|(_, known)| known.homes as usize).max()?;
         let mut cores: BTreeMap<NodeId, (u16, u16)> = BTreeMap::new();
         for (seat, known) in &all {
@@ -355,14 +368,23 @@ impl Home {
         let whole = cores.values().filter(|(count, of)| count >= of).count();
         let is_known = whole >= homes || (whole + 1 >= homes && homes > 1);
         let is_believed = is_known || mutant::is_on(Mutant::MemoryOverrated);
+        let mut losses = LossBook::default();
+        for (_, known) in &all {
+            losses.take_in(known.losses.clone());
+        }
+        if whole < homes {
+            losses.lack_one(before);
+        }
         let horizon = all.iter().map(|(_, known)| known.horizon).max();
-        horizon.filter(|_| is_believed)
+        let horizon = horizon.filter(|_| is_believed)?;
+        Some((horizon, losses))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::directory::{Gone, Losses};
 
     fn memory(tombstones: usize) -> HomeMemory {
         let tombstones = (0..tombstones as u64).map(|number| {
@@ -379,10 +401,23 @@ mod tests {
         });
         HomeMemory {
             known: Recalled {
+                incarnation: 6,
                 epoch: Epoch(9),
                 homes: 3,
                 cores: 2,
                 horizon: Epoch(4),
+                is_whole: true,
+                is_final: false,
+                losses: Losses {
+                    open: vec![Gone {
+                        life: None,
+                        last: Epoch(8),
+                    }],
+                    past: vec![vec![Gone {
+                        life: Some((NodeId(2), 5)),
+                        last: Epoch(3),
+                    }]],
+                },
             },
             tombstones: tombstones.collect(),
         }
@@ -441,14 +476,14 @@ mod tests {
         };
         assert_eq!(
             Head::open(&head.seal(at, &nothing)),
-            Ok((head, at, nothing.clone()))
+            Ok((head.clone(), at, nothing.clone()))
         );
         for (head, at) in [
-            (head, pieces),
+            (head.clone(), pieces),
             (
                 Head {
                     pieces: u16::MAX,
-                    ..head
+                    ..head.clone()
                 },
                 0,
             ),

@@ -8,11 +8,12 @@ use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
 use super::limits::{DEPARTED_WAIT, RECENT_MAPS_MAX, REPORTS_UNDER_WAY_MAX, RESEND};
+use super::losses::{Back, LossBook};
 use super::table::{Copy, Standing};
 use super::{Home, HomeAction, Out, Phase};
 use crate::key::Fingerprint;
 use crate::message::directory::{
-    CopyPage, CopyPlace, PAGE_COPIES_MAX, PAGE_TOMBSTONES_MAX, Recalled, ToOwner, ToPeer,
+    CopyPage, CopyPlace, Losses, PAGE_COPIES_MAX, PAGE_TOMBSTONES_MAX, Recalled, ToOwner, ToPeer,
     TombstonePage,
 };
 use crate::placement::{Seat, has_seat, home_of, next_of, seats};
@@ -85,16 +86,18 @@ impl Report {
 }
 
 /// Who has reported what.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Rebuild {
     is_full: bool,
     /// Those that are not complete.
     missing: BTreeMap<Seat, Report>,
     /// Those that were away, and since when.
     away: BTreeMap<Seat, Epoch>,
-    /// The latest horizon of those that know of one.
-    horizon: Option<Epoch>,
-    /// What the former lives knew of those that know of none.
+    /// The latest horizon of those that know of earlier epochs, and whose knowledge they lack.
+    informed: Option<Epoch>,
+    losses: Vec<Losses>,
+    /// The horizon of each, and what its former life knew.
+    horizons: BTreeMap<Seat, Epoch>,
     recalled: BTreeMap<Seat, Recalled>,
 }
 
@@ -114,7 +117,9 @@ impl Rebuild {
             is_full,
             missing: missing.collect(),
             away: BTreeMap::new(),
-            horizon: None,
+            informed: None,
+            losses: Vec::new(),
+            horizons: BTreeMap::new(),
             recalled: BTreeMap::new(),
         }
     }
@@ -129,6 +134,41 @@ impl Rebuild {
         if self.missing.get(&seat).is_some_and(Report::is_complete) {
             self.missing.remove(&seat);
         }
+    }
+
+    /// What a page says beside its tombstones.
+    fn note(&mut self, from: Seat, page: &TombstonePage) {
+        let horizon = self.horizons.entry(from).or_default();
+        *horizon = page.horizon.max(*horizon);
+        if page.is_informed {
+            self.informed = self.informed.max(Some(page.horizon));
+            // Those of the first one.
+            if page.after.is_none() {
+                self.losses.push(page.losses.clone());
+            }
+        }
+        if let Some(recalled) = &page.recalled {
+            self.recalled.insert(from, recalled.clone());
+        }
+    }
+
+    /// Who is there, and what they recall.
+    fn back(&self) -> Back {
+        let mut back = Back::default();
+        for (&seat, &horizon) in &self.horizons {
+            back.is_there(seat, horizon);
+        }
+        for (seat, recalled) in &self.recalled {
+            // Some of it may have been forgotten since.
+            let now = self.horizons.get(seat).copied().unwrap_or_default();
+            let horizon = recalled.horizon.max(now);
+            let recalled = Recalled {
+                horizon,
+                ..recalled.clone()
+            };
+            back.recalls(*seat, &recalled);
+        }
+        back
     }
 
     /// Asks those who are not complete, a bounded number at once.
@@ -252,6 +292,12 @@ impl Home {
                 out.push(HomeAction::ToPeer(from, ToPeer::Tombstones(page)));
             }
             ToPeer::Tombstones(page) => self.take_in_tombstones(now, from, page, out),
+            ToPeer::CompleteWanted => {
+                if self.is_complete() {
+                    out.push(HomeAction::ToPeer(from, ToPeer::Complete));
+                }
+            }
+            ToPeer::Complete => self.on_complete(from),
         }
     }
 
@@ -271,12 +317,19 @@ impl Home {
             }
             next = (count + 1 == PAGE_TOMBSTONES_MAX).then_some(key);
         }
+        let is_first = after.is_none();
         TombstonePage {
             after,
-            horizon: self.base.as_ref().map(|_| self.tombstones.forgotten),
+            horizon: self.tombstones.forgotten,
+            is_informed: self.is_informed,
             tombstones,
             next,
-            recalled: self.recalled.filter(|_| after.is_none()),
+            losses: if self.is_informed && is_first {
+                self.losses.told()
+            } else {
+                Losses::default()
+            },
+            recalled: self.recalled_now().filter(|_| is_first),
         }
     }
 
@@ -295,10 +348,7 @@ impl Home {
             return;
         }
         report.tombstones.go_on(page.next);
-        rebuild.horizon = rebuild.horizon.max(page.horizon);
-        if let Some(recalled) = page.recalled {
-            rebuild.recalled.insert(from, recalled);
-        }
+        rebuild.note(from, &page);
         rebuild.close(from);
         for (key, tombstone) in page.tombstones {
             self.keep_tombstone(now, key, tombstone);
@@ -326,30 +376,93 @@ impl Home {
             rebuild.ask(now, out);
             return;
         }
-        let Phase::Rebuilding(rebuild) = &self.phase else {
+        let Phase::Rebuilding(rebuild) = &mut self.phase else {
             return;
         };
-        // Its own memory counts if it has been complete before and in each map since; if nobody's does, what those
-        // knew who have left and come back; else nothing is known of earlier epochs.
-        let own = self.base.as_ref().map(|_| self.tombstones.forgotten);
-        let before = Epoch(self.map.epoch().0 - 1);
-        let known = rebuild.horizon.max(own);
-        let known = known.or_else(|| self.recalled_horizon(&rebuild.recalled));
-        let horizon = known.unwrap_or(before);
+        let rebuild = core::mem::take(rebuild);
+        let horizon = self.horizon_of(&rebuild);
         // Who was in each map has been told of each removal, however late it heard of the maps.
         let has_stayed = |seat: Seat| self.stayed.contains(&(seat.node, seat.incarnation));
         let away = rebuild.away.iter();
         let cold = away.filter(|(seat, since)| **since <= horizon && !has_stayed(**seat));
         self.cold = cold.map(|(&seat, _)| seat).collect();
-        self.tombstones.forgotten = horizon;
         let members = self.map.members().iter();
         self.stayed = members
             .map(|member| (member.id, member.incarnation))
             .collect();
-        self.base = Some(self.stayed.clone());
+        self.is_informed = true;
         self.phase = Phase::Complete;
+        self.want_complete();
         for request in self.waiting.take_all() {
             self.dispatch(now, request, out);
+        }
+    }
+
+    /// Up to which epoch removals may be lost, by what all have told.
+    fn horizon_of(&mut self, rebuild: &Rebuild) -> Epoch {
+        // Its own memory counts if it has been complete before and in each map since; if nobody's does, what those
+        // knew who have left and come back; else nothing is known of earlier epochs.
+        let own = self.is_informed.then_some(self.tombstones.forgotten);
+        let known = if let Some(informed) = rebuild.informed.max(own) {
+            for losses in &rebuild.losses {
+                self.losses.take_in(losses.clone());
+            }
+            Some(informed)
+        } else {
+            let recalled = self.recalled_by_all(&rebuild.recalled);
+            recalled.map(|(horizon, losses)| {
+                self.losses = losses;
+                horizon
+            })
+        };
+        let before = Epoch(self.map.epoch().0 - 1);
+        let known = known.unwrap_or(before).max(self.tombstones.dropped);
+        let mut back = rebuild.back();
+        back.is_there(self.seat, self.tombstones.forgotten);
+        if let Some(recalled) = self.recalled_now() {
+            back.recalls(self.seat, &recalled);
+        }
+        let known = known.max(self.losses.cure(&back));
+        self.tombstones.forgotten = self.losses.bound(known);
+        self.tombstones.forgotten.max(self.losses.horizon())
+    }
+
+    /// If anybody has gone, all are asked whether they are complete.
+    fn want_complete(&mut self) {
+        self.incomplete.clear();
+        if self.losses.is_empty() {
+            return;
+        }
+        let others = seats(&self.map).filter(|seat| *seat != self.seat);
+        self.incomplete = others.map(|seat| (seat, None)).collect();
+        if self.incomplete.is_empty() {
+            self.end_group();
+        }
+    }
+
+    /// All homes are complete.
+    fn end_group(&mut self) {
+        self.losses.settle();
+        self.tombstones.forgotten = self.losses.bound(self.tombstones.forgotten);
+    }
+
+    /// Asks those who may not be complete, a bounded number at once.
+    pub(super) fn ask_incomplete(&mut self, now: Time, out: Out<'_>) {
+        let is_asked = |asked: &Option<Time>| asked.is_some_and(|at| now < at + RESEND);
+        let under_way = self.incomplete.values().filter(|asked| is_asked(asked));
+        let room = REPORTS_UNDER_WAY_MAX.saturating_sub(under_way.count());
+        let due = self.incomplete.iter_mut();
+        let due = due.filter(|(_, asked)| !is_asked(asked));
+        for (&seat, asked) in due.take(room) {
+            *asked = Some(now);
+            out.push(HomeAction::ToPeer(seat, ToPeer::CompleteWanted));
+        }
+    }
+
+    fn on_complete(&mut self, from: Seat) {
+        let was_asked = self.incomplete.remove(&from).is_some();
+        if was_asked && self.incomplete.is_empty() {
+            self.end_group();
         }
     }
 
@@ -363,17 +476,10 @@ impl Home {
         if now < self.quiet_until && !self.has_gap {
             self.recent.push_back(previous.clone());
         }
-        // A tombstone is at two nodes, and each new pair has it when it has become complete. Where two
-        // have gone since, what only they had is lost.
         let is_member = |(id, incarnation): &(NodeId, u64)| {
             let member = self.map.member(*id);
             member.is_some_and(|member| member.incarnation == *incarnation)
         };
-        let base = self.base.iter().flatten();
-        if base.filter(|node| !is_member(node)).count() >= 2 {
-            let before = Epoch(self.map.epoch().0 - 1);
-            self.tombstones.forgotten = self.tombstones.forgotten.max(before);
-        }
         if previous.epoch().0 + 1 == self.map.epoch().0 {
             self.stayed.retain(is_member);
         } else {
@@ -382,8 +488,18 @@ impl Home {
         // What was removed under a map that it was not in, or has not heard of, others know, or nobody does.
         let is_next = previous.epoch().0 + 1 == self.map.epoch().0;
         if !is_next || !has_seat(&self.map, self.seat) {
-            self.base = None;
+            self.is_informed = false;
+            self.losses = LossBook::default();
+        } else {
+            self.losses.on_map(previous, &self.map);
+            self.tombstones.forgotten = self.losses.bound(self.tombstones.forgotten);
         }
+        self.incomplete.clear();
+        self.tombstones.dropped = Epoch(0);
+        self.cores = self
+            .map
+            .member(self.seat.node)
+            .map_or(self.cores, |me| me.cores);
     }
 
     /// What seats held that have left counts until they have surely stopped serving.

@@ -23,6 +23,8 @@ pub(super) struct Tombstones {
     by_age: VecDeque<(Time, Fingerprint)>,
     /// The latest epoch of a tombstone that was forgotten.
     pub(super) forgotten: Epoch,
+    /// The same, since the map has changed.
+    pub(super) dropped: Epoch,
 }
 
 /// A tombstone, and since when it is kept.
@@ -86,7 +88,9 @@ impl Tombstones {
     fn forget_oldest(&mut self) {
         let (_, key) = self.oldest().expect("each has an age");
         let kept = self.by_key.remove(key).expect("it is the oldest");
-        self.forgotten = self.forgotten.max(kept.tombstone.version.epoch);
+        let epoch = kept.tombstone.version.epoch;
+        self.forgotten = self.forgotten.max(epoch);
+        self.dropped = self.dropped.max(epoch);
     }
 
     /// Forgets what is older than [`TOMBSTONE_KEEP`].

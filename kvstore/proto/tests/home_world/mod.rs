@@ -136,8 +136,9 @@ pub(crate) struct World {
     saved: BTreeMap<Seat, Saved>,
     /// Copies that a former life had.
     returned: BTreeSet<(Seat, CopyPlace)>,
-    /// Whether all nodes end at about one time.
+    /// Whether all nodes end at about one time, or some.
     ends_all: bool,
+    ends_some: bool,
     pub(crate) last_value: u64,
 }
 
@@ -173,6 +174,7 @@ impl World {
             saved: BTreeMap::new(),
             returned: BTreeSet::new(),
             ends_all: false,
+            ends_some: seed % 5 == 2,
             last_value: 0,
         };
         for index in 0..count {
@@ -194,6 +196,9 @@ impl World {
             })
             .collect();
         world.plan();
+        if world.ends_some {
+            world.plan_for_some(&mut SplitMix64::new(!seed));
+        }
         world
     }
 
@@ -277,6 +282,28 @@ impl World {
                 self.fault(end, Fault::End(node, is_in_order));
             }
             self.fault(start, Fault::Start(node));
+        }
+    }
+
+    /// Several nodes, but not all, end at about one time, or are cut off together, and come back.
+    fn plan_for_some(&mut self, random: &mut SplitMix64) {
+        let mut nodes: Vec<usize> = (0..self.nodes.len()).collect();
+        let count = 2 + random.below(u32::try_from(nodes.len() - 2).expect("few")) as usize;
+        let at = 2500 + u64::from(random.below(2500));
+        let ends_ms = [1, 500, 1500][random.below(3) as usize];
+        let (is_cut, is_in_order) = (random.below(3) == 0, random.below(2) == 0);
+        for _ in 0..count {
+            let node =
+                nodes.swap_remove(random.below(u32::try_from(nodes.len()).expect("few")) as usize);
+            let end = at + u64::from(random.below(ends_ms));
+            let back = (end + 600 + u64::from(random.below(4000))).min(FAULTS_END_MS);
+            if is_cut {
+                self.fault(end, Fault::Cut(node));
+                self.fault(back, Fault::Heal(node));
+            } else {
+                self.fault(end, Fault::End(node, is_in_order));
+                self.fault(back, Fault::Start(node));
+            }
         }
     }
 

@@ -145,6 +145,8 @@ impl World {
         self.oracle.add("returned", count);
         if self.ends_all {
             self.oracle.add("returned of all", count);
+        } else if self.ends_some {
+            self.oracle.add("returned of some", count);
         }
     }
 }

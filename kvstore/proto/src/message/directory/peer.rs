@@ -2,6 +2,7 @@
 
 use lunette_cluster_proto::map::Epoch;
 
+use super::losses::{Losses, Recalled};
 use super::wire::{Decoder, Encoder, Wire, put_all, take_all, unknown};
 use crate::key::Fingerprint;
 use crate::message::MessageFault;
@@ -11,32 +12,22 @@ use crate::version::{Tombstone, Version};
 pub const PAGE_TOMBSTONES_MAX: usize = 1024;
 
 /// The tombstones of one home that another one is to have, after a key, in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TombstonePage {
     /// The wish that it answers.
     pub after: Option<Fingerprint>,
-    /// Up to which epoch tombstones may have been forgotten; `None` if the home knows nothing of
-    /// earlier epochs, because it has just begun.
-    pub horizon: Option<Epoch>,
+    /// Up to which epoch it may have forgotten tombstones.
+    pub horizon: Epoch,
+    /// Whether it has been complete before, and in each map since: it knows of earlier epochs what there is to know.
+    pub is_informed: bool,
     /// The tombstones: at most [`PAGE_TOMBSTONES_MAX`].
     pub tombstones: Vec<(Fingerprint, Tombstone)>,
     /// Where to go on; `None` if nothing comes after.
     pub next: Option<Fingerprint>,
-    /// What its former life knew, if it has just begun and that one left in order.
+    /// Whose knowledge it lacks, if it is informed.
+    pub losses: Losses,
+    /// What its former life knew, if it has been told.
     pub recalled: Option<Recalled>,
-}
-
-/// How much of what was removed a home knew that has left in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recalled {
-    /// The last map under which it knew all; it has done nothing since.
-    pub epoch: Epoch,
-    /// How many members were homes then.
-    pub homes: u32,
-    /// How many cores its node had then. Each knew its own part.
-    pub cores: u16,
-    /// Up to which epoch tombstones may have been forgotten.
-    pub horizon: Epoch,
 }
 
 /// A message from home to home.
@@ -63,14 +54,20 @@ pub enum ToPeer {
     },
     /// A part of that report.
     Tombstones(TombstonePage),
+    /// Say when you are complete.
+    CompleteWanted,
+    /// The sender is.
+    Complete,
 }
 
 impl Wire for TombstonePage {
     fn put(&self, out: &mut Encoder<'_>) {
         self.after.put(out);
         self.horizon.put(out);
+        self.is_informed.put(out);
         put_all(&self.tombstones, PAGE_TOMBSTONES_MAX, out);
         self.next.put(out);
+        self.losses.put(out);
         self.recalled.put(out);
     }
 
@@ -78,27 +75,11 @@ impl Wire for TombstonePage {
         Ok(Self {
             after: Wire::take(reader)?,
             horizon: Wire::take(reader)?,
+            is_informed: Wire::take(reader)?,
             tombstones: take_all(reader, PAGE_TOMBSTONES_MAX)?,
             next: Wire::take(reader)?,
+            losses: Wire::take(reader)?,
             recalled: Wire::take(reader)?,
-        })
-    }
-}
-
-impl Wire for Recalled {
-    fn put(&self, out: &mut Encoder<'_>) {
-        self.epoch.put(out);
-        self.homes.put(out);
-        self.cores.put(out);
-        self.horizon.put(out);
-    }
-
-    fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
-        Ok(Self {
-            epoch: Wire::take(reader)?,
-            homes: Wire::take(reader)?,
-            cores: Wire::take(reader)?,
-            horizon: Wire::take(reader)?,
         })
     }
 }
@@ -124,6 +105,8 @@ impl Wire for ToPeer {
                 out.push(3);
                 page.put(out);
             }
+            Self::CompleteWanted => out.push(4),
+            Self::Complete => out.push(5),
         }
     }
 
@@ -141,6 +124,8 @@ impl Wire for ToPeer {
                 after: Wire::take(reader)?,
             },
             3 => Self::Tombstones(Wire::take(reader)?),
+            4 => Self::CompleteWanted,
+            5 => Self::Complete,
             code => return unknown("message to a home", code),
         })
     }

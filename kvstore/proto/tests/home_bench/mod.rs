@@ -1,0 +1,128 @@
+//! One home between others that are told what to say, and when it is believed what a copy says that was away.
+
+use std::time::Duration;
+
+use lunette_cluster_proto::fence::Fence;
+use lunette_cluster_proto::map::{ClusterMap, Epoch};
+use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
+use lunette_kvstore_proto::key::Fingerprint;
+use lunette_kvstore_proto::message::directory::{
+    CopyPage, Losses, Recalled, ToOwner, ToPeer, TombstonePage,
+};
+use lunette_kvstore_proto::placement::Seat;
+use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
+use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_runtime_core::time::Time;
+
+/// The last map of the former lives.
+pub(crate) const LAST: Epoch = Epoch(7);
+pub(crate) const REMOVED: Fingerprint = Fingerprint(1 << 100);
+pub(crate) const KEPT: Fingerprint = Fingerprint(3 << 100);
+
+pub(crate) fn at(ms: u64) -> Time {
+    Time::from_ns(ms * 1_000_000)
+}
+
+pub(crate) fn seat(incarnation: u64) -> Seat {
+    Seat {
+        node: NodeId(1),
+        incarnation,
+        core: CoreIndex(0),
+    }
+}
+
+pub(crate) fn info() -> CopyInfo {
+    CopyInfo {
+        version: Version {
+            epoch: Epoch(LAST.0 - 1),
+            sequence: 5,
+        },
+        kind: WriteKind::Put,
+        form: Form::Whole,
+        generation: Generation(0),
+        wanted: 1,
+        len_bytes: 9,
+        crc32c: 1,
+    }
+}
+
+pub(crate) struct Bench {
+    pub(crate) home: Home,
+    pub(crate) map: ClusterMap,
+    pub(crate) now: Time,
+    pub(crate) out: Vec<HomeAction>,
+}
+
+impl Bench {
+    pub(crate) fn new(incarnation: u64) -> Self {
+        Self::within(incarnation, HomeLimits::default())
+    }
+
+    pub(crate) fn within(incarnation: u64, limits: HomeLimits) -> Self {
+        let mut home = Home::new(seat(incarnation), limits);
+        let mut fence = Fence::default();
+        fence.renew(at(0), Duration::from_secs(1000));
+        home.on_fence(fence);
+        Self {
+            home,
+            map: ClusterMap::default(),
+            now: at(1),
+            out: Vec::new(),
+        }
+    }
+
+    pub(crate) fn begin(&mut self, map: &ClusterMap) {
+        self.home.on_map(self.now, map, &mut self.out);
+        self.map = map.clone();
+    }
+
+    /// A seat reports, who has two copies if it was away.
+    pub(crate) fn report(&mut self, from: Seat, is_back: bool, tombstones: TombstonePage) {
+        let copies = [(REMOVED, info()), (KEPT, info())];
+        let page = CopyPage {
+            after: None,
+            is_full: true,
+            away_since: is_back.then_some(info().version.epoch),
+            copies: if is_back { copies.to_vec() } else { vec![] },
+            is_last: true,
+        };
+        let (now, epoch) = (self.now, self.map.epoch());
+        self.home.on_page(now, from, epoch, page, &mut self.out);
+        self.hear(from, ToPeer::Tombstones(tombstones));
+    }
+
+    /// Another home says something.
+    pub(crate) fn hear(&mut self, from: Seat, item: ToPeer) {
+        let (now, epoch) = (self.now, self.map.epoch());
+        self.home.on_peer(now, from, epoch, item, &mut self.out);
+    }
+
+    pub(crate) fn tick_at(&mut self, ms: u64) {
+        self.now = at(ms);
+        self.home.on_tick(self.now, &mut self.out);
+    }
+
+    pub(crate) fn is_shown(&self, key: Fingerprint) -> bool {
+        self.home.shown().any(|(shown, _, _)| shown == key)
+    }
+
+    pub(crate) fn is_dropped(&self, wanted: Fingerprint) -> bool {
+        self.out.iter().any(|action| {
+            matches!(action, HomeAction::ToOwner(_, ToOwner::Drop { key, .. }) if *key == wanted)
+        })
+    }
+}
+
+/// What one of so many homes knew when it left under [`LAST`].
+pub(crate) fn known(homes: u32) -> Recalled {
+    Recalled {
+        incarnation: 1,
+        epoch: LAST,
+        homes,
+        cores: 1,
+        horizon: Epoch(0),
+        is_whole: true,
+        is_final: true,
+        losses: Losses::default(),
+    }
+}
