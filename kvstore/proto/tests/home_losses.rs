@@ -7,7 +7,7 @@
 
 mod home_bench;
 
-use home_bench::{Bench, KEPT, LAST, REMOVED, info, known, seat};
+use home_bench::{Bench, KEPT, LAST, REMOVED, known, seat};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::home::{HomeAction, HomeLimits, HomeMemory, RESEND};
 use lunette_kvstore_proto::key::Fingerprint;
@@ -18,8 +18,13 @@ use lunette_kvstore_proto::placement::{Seat, seats};
 use lunette_kvstore_proto::version::{Generation, Tombstone, Version};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 
-/// Who was away.
+/// Who was away, and since when.
 const AWAY: u64 = 9;
+const SINCE: Epoch = Epoch(LAST.0 - 1);
+
+fn is_away(seat: Seat) -> bool {
+    seat.node == NodeId(AWAY)
+}
 
 /// So many maps after the last one of those who leave, of these lives of nodes, with one core each; node 1 is the home of all.
 fn map(later: u64, lives: &[(u64, u64)]) -> ClusterMap {
@@ -55,7 +60,7 @@ fn go_on(bench: &mut Bench, map: &ClusterMap, recalled: &[((u64, u64), Recalled)
             recalled: its.map(|(_, recalled)| recalled.clone()),
             ..TombstonePage::default()
         };
-        bench.report(from, from.node == NodeId(AWAY), page);
+        bench.report(from, is_away(from).then_some(SINCE), page);
     }
     assert!(bench.home.is_complete());
     bench.home.on_tick(bench.now, &mut bench.out);
@@ -89,89 +94,67 @@ fn first(nodes: &[u64]) -> Vec<(u64, u64)> {
     nodes.iter().copied().map(life).collect()
 }
 
-fn kept_under(epoch: Epoch) -> Recalled {
-    Recalled {
-        epoch,
-        is_final: false,
-        ..known(5)
-    }
-}
+/// Of five, these leave together, those come back with what they recall, and it is believed or not.
+type Story = (&'static [u64], Vec<((u64, u64), Recalled)>, bool);
 
-/// Some of five leave together, and others come back, or themselves.
-#[test]
-fn what_left_together_is_lost_until_all_but_one_are_back() {
+fn stories() -> Vec<Story> {
     let it = || known(5);
     let again = |node| ((node, 2), it());
-    for (left, back, is_believed) in [
-        (&[2][..], &[][..], true),
-        (&[2, 3], &[], false),
-        (&[2, 3], &[again(2)], true),
-        (&[2, 3], &[again(3)], true),
-        (&[2, 3, 4], &[again(2)], false),
-        (&[2, 3, 4], &[again(2), again(4)], true),
+    let with = |change: fn(&mut Recalled)| {
+        let mut recalled = it();
+        change(&mut recalled);
+        vec![((2, 2), recalled)]
+    };
+    vec![
+        (&[2], vec![], true),
+        (&[2, 3], vec![], false),
+        (&[2, 3], vec![again(2)], true),
+        (&[2, 3], vec![again(3)], true),
+        (&[2, 3, 4], vec![again(2)], false),
+        (&[2, 3, 4], vec![again(2), again(4)], true),
         // Another life, or what was kept under another map than the last, or one core of two.
+        (&[2, 3], with(|it| it.incarnation = 3), false),
+        (&[2, 3], with(|it| it.is_final = false), true),
         (
             &[2, 3],
-            &[(
-                (2, 3),
-                Recalled {
-                    incarnation: 2,
-                    ..it()
-                },
-            )],
+            with(|it| (it.is_final, it.epoch) = (false, SINCE)),
             false,
         ),
-        (&[2, 3], &[((2, 2), kept_under(LAST))], true),
-        (&[2, 3], &[((2, 2), kept_under(Epoch(LAST.0 - 1)))], false),
-        (&[2, 3], &[((2, 2), Recalled { cores: 2, ..it() })], false),
-        // Whether it knew all that there was to know is another question.
+        (&[2, 3], with(|it| it.cores = 2), false),
+        // Whether it knew all that there was to know, and when it heard of a map last, are other questions.
         (
             &[2, 3],
-            &[(
-                (2, 2),
-                Recalled {
-                    is_whole: false,
-                    ..it()
-                },
-            )],
+            with(|it| (it.is_whole, it.epoch) = (false, SINCE)),
             true,
         ),
         // It may have forgotten what matters here.
+        (&[2, 3], with(|it| it.horizon = SINCE), false),
+        // Who was cut off is back in the same life.
         (
             &[2, 3],
-            &[(
-                (2, 2),
-                Recalled {
-                    horizon: info().version.epoch,
-                    ..it()
-                },
-            )],
-            false,
-        ),
-        // Those who were cut off are back in the same life.
-        (
-            &[2, 3],
-            &[(
+            vec![(
                 life(3),
                 Recalled {
-                    incarnation: 0,
+                    incarnation: 7,
                     ..it()
                 },
             )],
             true,
         ),
-    ] {
+    ]
+}
+
+#[test]
+fn what_left_together_is_lost_until_all_but_one_are_back() {
+    for (left, back, is_believed) in stories() {
         let mut bench = Bench::new(1);
-        go_on(&mut bench, &map(0, &first(&[1, 2, 3, 4, 5])), &[]);
-        let stay: Vec<_> = first(&[1, 2, 3, 4, 5]);
-        let mut stay: Vec<_> = stay
-            .into_iter()
-            .filter(|(node, _)| !left.contains(node))
-            .collect();
-        go_on(&mut bench, &map(1, &stay), &[]);
-        stay.extend(back.iter().map(|(life, _)| *life));
-        stay.push(life(AWAY));
-        go_on(&mut bench, &map(2, &stay), back);
+        let mut there = first(&[1, 2, 3, 4, 5]);
+        go_on(&mut bench, &map(0, &there), &[]);
+        there.retain(|(node, _)| !left.contains(node));
+        go_on(&mut bench, &map(1, &there), &[]);
+        there.extend(back.iter().map(|(life, _)| *life));
+        there.push(life(AWAY));
+        go_on(&mut bench, &map(2, &there), &back);
         bench.tick_at(1000);
         assert_eq!(bench.is_shown(KEPT), is_believed, "{left:?} {back:?}");
         assert_ne!(bench.is_dropped(KEPT), is_believed, "{left:?} {back:?}");
@@ -207,20 +190,8 @@ fn what_was_removed_while_only_one_of_them_was_there_others_know() {
         let next = map(later as u64 + 1, &first(&[1, 4, AWAY]));
         bench.begin(&next);
         for from in seats(&next) {
-            if from.node == NodeId(AWAY) {
-                let page = lunette_kvstore_proto::message::directory::CopyPage {
-                    after: None,
-                    is_full: true,
-                    away_since: Some(since),
-                    copies: vec![(KEPT, info())],
-                    is_last: true,
-                };
-                let (now, epoch) = (bench.now, next.epoch());
-                bench.home.on_page(now, from, epoch, page, &mut bench.out);
-                bench.hear(from, ToPeer::Tombstones(TombstonePage::default()));
-            } else {
-                bench.report(from, false, TombstonePage::default());
-            }
+            let away = is_away(from).then_some(since);
+            bench.report(from, away, TombstonePage::default());
         }
         bench.tick_at(1000);
         assert_eq!(bench.is_shown(KEPT), is_believed, "{later}");
@@ -283,7 +254,7 @@ fn homes_ask_each_other_whether_they_are_complete() {
     };
     assert!(!says_so(&bench));
     for from in seats(&next) {
-        bench.report(from, false, TombstonePage::default());
+        bench.report(from, None, TombstonePage::default());
     }
     assert_eq!(asked(&mut bench), [of(life(3)), of(life(4))]);
     are_complete(&mut bench, &first(&[4]));
@@ -318,9 +289,9 @@ fn a_home_that_begins_is_told_of_losses() {
                 losses: if speaks { losses } else { Losses::default() },
                 ..TombstonePage::default()
             };
-            bench.report(from, false, page);
+            bench.report(from, None, page);
         }
-        bench.report(seat(1), false, TombstonePage::default());
+        bench.report(seat(1), None, TombstonePage::default());
         go_on(&mut bench, &map(1, &first(&[1, 4, AWAY])), &[]);
         bench.tick_at(1000);
         assert_eq!(bench.is_shown(KEPT), is_believed);
@@ -414,9 +385,10 @@ fn what_a_home_that_begins_cannot_keep_is_forgotten() {
             tombstones: buried.collect(),
             ..TombstonePage::default()
         };
-        bench.report(of(life(2)), false, page);
+        bench.report(of(life(2)), None, page);
         for from in [seat(1), of(life(AWAY))] {
-            bench.report(from, from != seat(1), TombstonePage::default());
+            let away = is_away(from).then_some(SINCE);
+            bench.report(from, away, TombstonePage::default());
         }
         bench.tick_at(1000);
         assert_eq!(bench.is_shown(KEPT), is_believed, "{count}");

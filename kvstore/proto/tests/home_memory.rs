@@ -37,7 +37,8 @@ impl Bench {
                 recalled: its.map(|(_, recalled)| recalled.clone()),
                 ..TombstonePage::default()
             };
-            self.report(from, is_back && from == self.home.seat(), page);
+            let is_back = is_back && from == self.home.seat();
+            self.report(from, is_back.then_some(info().version.epoch), page);
         }
         assert!(self.home.is_complete());
     }

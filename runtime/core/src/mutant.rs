@@ -38,7 +38,7 @@ pub enum Mutant {
     TombstoneLost,
     /// What homes that have left knew of removals is believed although others are missing that knew more.
     MemoryOverrated,
-    /// What members that have left knew of removals counts as known again although one comes back too few.
+    /// What members that have left together knew of removals counts as known, whoever comes back.
     LossOverrated,
     /// A removal ends although a home has kept that it knew of all before.
     MemoryOutdated,

@@ -76,14 +76,19 @@ impl Bench {
         self.map = map.clone();
     }
 
-    /// A seat reports, who has two copies if it was away.
-    pub(crate) fn report(&mut self, from: Seat, is_back: bool, tombstones: TombstonePage) {
+    /// A seat reports, which has two copies if it was away.
+    pub(crate) fn report(
+        &mut self,
+        from: Seat,
+        away_since: Option<Epoch>,
+        tombstones: TombstonePage,
+    ) {
         let copies = [(REMOVED, info()), (KEPT, info())];
         let page = CopyPage {
             after: None,
             is_full: true,
-            away_since: is_back.then_some(info().version.epoch),
-            copies: if is_back { copies.to_vec() } else { vec![] },
+            away_since,
+            copies: away_since.map_or(vec![], |_| copies.to_vec()),
             is_last: true,
         };
         let (now, epoch) = (self.now, self.map.epoch());

@@ -174,7 +174,7 @@ impl World {
             saved: BTreeMap::new(),
             returned: BTreeSet::new(),
             ends_all: false,
-            ends_some: seed % 5 == 2,
+            ends_some: seed.is_multiple_of(3),
             last_value: 0,
         };
         for index in 0..count {
@@ -285,18 +285,34 @@ impl World {
         }
     }
 
-    /// Several nodes, but not all, end at about one time, or are cut off together, and come back.
+    /// Several nodes, but not all, end at about one time, or are cut off together, and come back: in most worlds one has ended
+    /// before, and in some it comes back while most of them are away.
     fn plan_for_some(&mut self, random: &mut SplitMix64) {
         let mut nodes: Vec<usize> = (0..self.nodes.len()).collect();
-        let count = 2 + random.below(u32::try_from(nodes.len() - 2).expect("few")) as usize;
-        let at = 2500 + u64::from(random.below(2500));
+        let draw = |nodes: &mut Vec<usize>, random: &mut SplitMix64| {
+            let at = random.below(u32::try_from(nodes.len()).expect("few"));
+            nodes.swap_remove(at as usize)
+        };
+        let most = u32::try_from(nodes.len() - 2).expect("few");
+        let fewer = random.below(most) * random.below(2);
+        let count = (1 + most - fewer) as usize;
+        let at = 3500 + u64::from(random.below(1500));
         let ends_ms = [1, 500, 1500][random.below(3) as usize];
         let (is_cut, is_in_order) = (random.below(3) == 0, random.below(2) == 0);
-        for _ in 0..count {
-            let node =
-                nodes.swap_remove(random.below(u32::try_from(nodes.len()).expect("few")) as usize);
+        let (is_early, are_late) = (random.below(3) != 0, random.below(2) == 0);
+        if is_early {
+            let node = draw(&mut nodes, random);
+            self.fault(1300 + u64::from(random.below(1000)), Fault::End(node, true));
+            let back = at + 1000 + u64::from(random.below(1500));
+            self.fault(back, Fault::Start(node));
+        }
+        while nodes.len() > self.nodes.len() - count {
+            let node = draw(&mut nodes, random);
             let end = at + u64::from(random.below(ends_ms));
-            let back = (end + 600 + u64::from(random.below(4000))).min(FAULTS_END_MS);
+            let mut back = (end + 600 + u64::from(random.below(4000))).min(FAULTS_END_MS);
+            if are_late && random.below(4) != 0 {
+                back = FAULTS_END_MS;
+            }
             if is_cut {
                 self.fault(end, Fault::Cut(node));
                 self.fault(back, Fault::Heal(node));
