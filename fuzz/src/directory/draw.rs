@@ -353,6 +353,7 @@ pub(crate) fn to_peer(source: &mut impl Source, known: Epoch) -> ToPeer {
     // Some numbers stand for what came later.
     let is_new = version.sequence % 8 == 7;
     match source.below(4) {
+        0 if is_new => ToPeer::Left,
         0 => ToPeer::Bury { key, tombstone },
         1 if is_new => ToPeer::Complete,
         1 => ToPeer::Buried { key, version },
@@ -367,6 +368,7 @@ pub(crate) fn to_peer(source: &mut impl Source, known: Epoch) -> ToPeer {
                 after,
                 horizon: horizon.unwrap_or(Epoch(0)),
                 is_informed: horizon.is_some(),
+                is_quiet: horizon.is_some_and(|horizon| horizon.0 % 2 == 1),
                 tombstones: vec![(key, tombstone)],
                 next: source.flag().then(|| self::key(source)),
                 losses: losses(version),

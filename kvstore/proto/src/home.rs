@@ -72,7 +72,7 @@ use lunette_runtime_core::time::Time;
 use crate::answered::{Answered, Known};
 use crate::key::Fingerprint;
 use crate::message::directory::{Answer, Ask, AskerId, Recalled, ToHome, ToOwner, ToPeer};
-use crate::placement::{Seat, has_seat, home_of};
+use crate::placement::{Seat, has_seat, home_of, seats};
 use crate::version::{CopyInfo, Generation, Version};
 
 pub use direct::{NotRecorded, RecordedHere};
@@ -157,8 +157,9 @@ pub struct Home {
     cold: BTreeSet<Seat>,
     /// Keys with copies too few.
     repairs: Repairs,
-    /// Until when each seat that left the map may be serving.
+    /// Until when each seat that left the map may be serving; and those in the map that have said that they do no more.
     departed: BTreeMap<Seat, Time>,
+    left: BTreeSet<Seat>,
     /// It has been complete, and in each map since.
     is_informed: bool,
     /// What its former life knew when it left; and what this one knows, once that has left.
@@ -210,6 +211,7 @@ impl Home {
             cold: BTreeSet::new(),
             repairs: Repairs::default(),
             departed: BTreeMap::new(),
+            left: BTreeSet::new(),
             is_informed: false,
             recalled: None,
             has_left: false,
@@ -304,12 +306,13 @@ impl Home {
             self.tombstones.raise(self.generation());
         }
         if is_kept && !is_raised {
-            self.depart(now, &previous);
+            self.depart(&previous);
         } else {
             self.table.clear();
             self.unjudged.clear();
             self.repairs.clear();
         }
+        self.left.retain(|seat| has_seat(map, *seat));
         self.repairs.on_map(&self.map);
         self.turn_away(now, out);
         self.carry_changes(now, is_kept && !is_raised, out);
@@ -327,14 +330,16 @@ impl Home {
         !self.changes.is_empty()
     }
 
-    /// Its node leaves the cluster: nothing is done any more, as under a map without this seat, and who waits is told so.
-    /// What it knew is [told](Self::memory) from then on.
+    /// Its node leaves the cluster, and its owner has: nothing is done any more, as under a map without this seat, and who
+    /// waits is told so, and so are the other homes. What it knew is [told](Self::memory) from then on.
     pub fn leave(&mut self, now: Time, out: Out<'_>) {
         self.recalled = self.known_at_the_end();
         self.has_left = true;
         self.phase = Phase::Outside;
         self.turn_away(now, out);
         self.carry_changes(now, false, out);
+        let others = seats(&self.map).filter(|seat| seat.node != self.seat.node);
+        out.extend(others.map(|seat| HomeAction::ToPeer(seat, ToPeer::Left)));
     }
 
     /// Time passes: call it at least every few milliseconds while anything is under way.

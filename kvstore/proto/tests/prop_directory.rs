@@ -257,7 +257,7 @@ fn recalled() -> impl Strategy<Value = Recalled> {
 fn to_peer() -> impl Strategy<Value = ToPeer> {
     let pages = (
         option::of(key()),
-        any::<(u64, bool)>(),
+        any::<(u64, bool, bool)>(),
         vec((key(), tombstone()), 0..5),
         option::of(key()),
         losses(),
@@ -268,11 +268,12 @@ fn to_peer() -> impl Strategy<Value = ToPeer> {
         (key(), version()).prop_map(|(key, version)| ToPeer::Buried { key, version }),
         option::of(key()).prop_map(|after| ToPeer::TombstonesWanted { after }),
         pages.prop_map(|(after, known, tombstones, next, losses, recalled)| {
-            let (horizon, is_informed) = (Epoch(known.0), known.1);
+            let (horizon, is_informed, is_quiet) = (Epoch(known.0), known.1, known.2);
             ToPeer::Tombstones(TombstonePage {
                 after,
                 horizon,
                 is_informed,
+                is_quiet,
                 tombstones,
                 next,
                 losses,
@@ -281,6 +282,7 @@ fn to_peer() -> impl Strategy<Value = ToPeer> {
         }),
         Just(ToPeer::CompleteWanted),
         Just(ToPeer::Complete),
+        Just(ToPeer::Left),
     ]
 }
 

@@ -267,12 +267,13 @@ impl MemberCore {
     /// heard of it, and nobody is told anything but who waits for what was begun here.
     pub(crate) fn leave(&self) {
         self.at_owner(self.seat, Owner::leave);
-        self.at_home(Home::leave);
         self.has_left.set(true);
         self.bytes.borrow().hide_all();
         self.stop_showing();
         self.tell_lease();
         self.post.retain(|_| false);
+        // The last word, to other homes.
+        self.at_home(Home::leave);
     }
 
     pub(super) const fn machines(&self) -> &RefCell<Machines> {

@@ -96,6 +96,8 @@ pub(super) struct Rebuild {
     /// The latest horizon of those that know of earlier epochs, and whose knowledge they lack.
     informed: Option<Epoch>,
     losses: Vec<Losses>,
+    /// One of those knows that nobody serves any more who has left.
+    is_quiet: bool,
     /// The horizon of each, and what its former life knew.
     horizons: BTreeMap<Seat, Epoch>,
     recalled: BTreeMap<Seat, Recalled>,
@@ -119,6 +121,7 @@ impl Rebuild {
             away: BTreeMap::new(),
             informed: None,
             losses: Vec::new(),
+            is_quiet: false,
             horizons: BTreeMap::new(),
             recalled: BTreeMap::new(),
         }
@@ -142,6 +145,7 @@ impl Rebuild {
         *horizon = page.horizon.max(*horizon);
         if page.is_informed {
             self.informed = self.informed.max(Some(page.horizon));
+            self.is_quiet |= page.is_quiet;
             // Those of the first one.
             if page.after.is_none() {
                 self.losses.push(page.losses.clone());
@@ -274,6 +278,10 @@ impl Home {
 
     /// Another home says something.
     pub fn on_peer(&mut self, now: Time, from: Seat, epoch: Epoch, item: ToPeer, out: Out<'_>) {
+        if item == ToPeer::Left {
+            self.on_left(now, from, out);
+            return;
+        }
         if !self.heeds(from, epoch) {
             return;
         }
@@ -288,7 +296,7 @@ impl Home {
             }
             ToPeer::Buried { key, version } => self.buried(now, from, key, version, out),
             ToPeer::TombstonesWanted { after } => {
-                let page = self.tombstone_page(from, after);
+                let page = self.tombstone_page(now, from, after);
                 out.push(HomeAction::ToPeer(from, ToPeer::Tombstones(page)));
             }
             ToPeer::Tombstones(page) => self.take_in_tombstones(now, from, page, out),
@@ -298,11 +306,12 @@ impl Home {
                 }
             }
             ToPeer::Complete => self.on_complete(from),
+            ToPeer::Left => {}
         }
     }
 
     /// What `asker` is the home of, or the next, after a key.
-    fn tombstone_page(&self, asker: Seat, after: Option<Fingerprint>) -> TombstonePage {
+    fn tombstone_page(&self, now: Time, asker: Seat, after: Option<Fingerprint>) -> TombstonePage {
         let mut tombstones = Vec::new();
         let mut next = None;
         // Bounded by those that are looked at, not by those that are found.
@@ -322,6 +331,7 @@ impl Home {
             after,
             horizon: self.tombstones.forgotten,
             is_informed: self.is_informed,
+            is_quiet: !self.has_gap && now >= self.quiet_until,
             tombstones,
             next,
             losses: if self.is_informed && is_first {
@@ -391,6 +401,10 @@ impl Home {
             .map(|member| (member.id, member.incarnation))
             .collect();
         self.is_informed = true;
+        if self.has_gap && rebuild.is_quiet {
+            (self.has_gap, self.quiet_until) = (false, now);
+            self.recent.clear();
+        }
         self.phase = Phase::Complete;
         self.want_complete();
         for request in self.waiting.take_all() {
@@ -468,10 +482,14 @@ impl Home {
 
     /// Notes who left: what it may still be serving, and which tombstones may be lost with it.
     pub(super) fn note_gone(&mut self, now: Time, previous: &ClusterMap, is_kept: bool) {
-        let is_gone = |seat: &Seat| !has_seat(&self.map, *seat);
-        if seats(previous).any(|seat| is_gone(&seat)) || !is_kept {
+        let is_gone = |seat: &Seat| !has_seat(&self.map, *seat) && !self.left.contains(seat);
+        let gone: Vec<Seat> = seats(previous).filter(is_gone).collect();
+        if !gone.is_empty() || !is_kept {
             self.quiet_until = now + DEPARTED_WAIT;
         }
+        let until = self.quiet_until;
+        self.departed
+            .extend(gone.into_iter().map(|seat| (seat, until)));
         self.has_gap |= !is_kept || self.recent.len() == RECENT_MAPS_MAX;
         if now < self.quiet_until && !self.has_gap {
             self.recent.push_back(previous.clone());
@@ -503,10 +521,13 @@ impl Home {
     }
 
     /// What seats held that have left counts until they have surely stopped serving.
-    pub(super) fn depart(&mut self, now: Time, previous: &ClusterMap) {
-        let until = now + DEPARTED_WAIT;
+    pub(super) fn depart(&mut self, previous: &ClusterMap) {
         for seat in seats(previous).filter(|seat| !has_seat(&self.map, *seat)) {
-            self.departed.insert(seat, until);
+            let Some(&until) = self.departed.get(&seat) else {
+                let held = self.table.forget_seat(seat);
+                self.unjudged.extend(held);
+                continue;
+            };
             for key in self.table.keys_of(seat) {
                 for copy in self.table.copies(key).to_vec() {
                     if copy.seat == seat {
@@ -536,13 +557,34 @@ impl Home {
             over.map(|(&seat, _)| seat).collect()
         };
         for seat in over {
-            self.departed.remove(&seat);
-            if has_seat(&self.map, seat) {
-                continue;
-            }
-            for key in self.table.forget_seat(seat) {
-                self.end_change_if_done(now, key, out);
-            }
+            self.end_departure(now, seat, out);
+        }
+    }
+
+    /// A seat that has left has stopped serving.
+    fn end_departure(&mut self, now: Time, seat: Seat, out: Out<'_>) {
+        self.departed.remove(&seat);
+        if has_seat(&self.map, seat) {
+            return;
+        }
+        for key in self.table.forget_seat(seat) {
+            self.end_change_if_done(now, key, out);
+        }
+    }
+
+    /// A seat says that it serves no more, before it is gone from the map or later.
+    fn on_left(&mut self, now: Time, from: Seat, out: Out<'_>) {
+        if has_seat(&self.map, from) {
+            self.left.insert(from);
+            return;
+        }
+        if !self.departed.contains_key(&from) {
+            return;
+        }
+        self.end_departure(now, from, out);
+        if self.departed.is_empty() && !self.has_gap {
+            self.quiet_until = self.quiet_until.min(now);
+            self.end_changes(now, out);
         }
     }
 

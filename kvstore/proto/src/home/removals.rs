@@ -258,7 +258,7 @@ impl Home {
             && !is_held
             && change.buried == Burial::Done
             && !self.is_outdated()
-            && now >= change.quiet_until;
+            && now >= change.quiet_until.min(self.quiet_until);
         if !is_done {
             return;
         }

@@ -20,6 +20,8 @@ pub struct TombstonePage {
     pub horizon: Epoch,
     /// Whether it has been complete before, and in each map since: it knows of earlier epochs what there is to know.
     pub is_informed: bool,
+    /// Whether it knows that nobody serves any more who has left the map.
+    pub is_quiet: bool,
     /// The tombstones: at most [`PAGE_TOMBSTONES_MAX`].
     pub tombstones: Vec<(Fingerprint, Tombstone)>,
     /// Where to go on; `None` if nothing comes after.
@@ -58,6 +60,8 @@ pub enum ToPeer {
     CompleteWanted,
     /// The sender is.
     Complete,
+    /// The sender has left in order: it serves nothing any more, and begins nothing. Of any epoch.
+    Left,
 }
 
 impl Wire for TombstonePage {
@@ -65,6 +69,7 @@ impl Wire for TombstonePage {
         self.after.put(out);
         self.horizon.put(out);
         self.is_informed.put(out);
+        self.is_quiet.put(out);
         put_all(&self.tombstones, PAGE_TOMBSTONES_MAX, out);
         self.next.put(out);
         self.losses.put(out);
@@ -76,6 +81,7 @@ impl Wire for TombstonePage {
             after: Wire::take(reader)?,
             horizon: Wire::take(reader)?,
             is_informed: Wire::take(reader)?,
+            is_quiet: Wire::take(reader)?,
             tombstones: take_all(reader, PAGE_TOMBSTONES_MAX)?,
             next: Wire::take(reader)?,
             losses: Wire::take(reader)?,
@@ -107,6 +113,7 @@ impl Wire for ToPeer {
             }
             Self::CompleteWanted => out.push(4),
             Self::Complete => out.push(5),
+            Self::Left => out.push(6),
         }
     }
 
@@ -126,6 +133,7 @@ impl Wire for ToPeer {
             3 => Self::Tombstones(Wire::take(reader)?),
             4 => Self::CompleteWanted,
             5 => Self::Complete,
+            6 => Self::Left,
             code => return unknown("message to a home", code),
         })
     }

@@ -3,11 +3,7 @@
 //! The home of node 1 judges two copies of node 9, which was away since [`LAST`]'s predecessor; it drops them if what was
 //! removed since may be lost.
 
-#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
-
-mod home_bench;
-
-use home_bench::{Bench, KEPT, LAST, REMOVED, known, seat};
+use crate::bench::{Bench, KEPT, LAST, REMOVED, known, seat};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::home::{HomeAction, HomeLimits, HomeMemory, RESEND};
 use lunette_kvstore_proto::key::Fingerprint;

@@ -1,20 +1,12 @@
 //! What a home knew of removals when it left, told to its next life: when it is believed, and what follows.
 
-#![expect(clippy::tests_outside_test_module, reason = "the whole file is a test")]
-
-mod home_bench;
-
-use home_bench::{Bench, KEPT, LAST, REMOVED, at, info, known, seat};
-use lunette_cluster_proto::fence::NamespaceKind;
+use crate::bench::{Bench, KEPT, LAST, REMOVED, at, info, known, seat};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
-use lunette_kvstore_proto::home::{HomeAction, HomeMemory};
-use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskerId, Only, Recalled, ToPeer, TombstonePage,
-};
+use lunette_kvstore_proto::home::HomeMemory;
+use lunette_kvstore_proto::message::directory::{Recalled, ToPeer, TombstonePage};
 use lunette_kvstore_proto::placement::{Seat, seats};
 use lunette_kvstore_proto::version::{Generation, Tombstone};
-use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
+use lunette_runtime_core::ids::{CoreIndex, NodeId};
 
 /// Nodes with so many cores each, in a life of that number. The first alone is a home of keys that are asked for here:
 /// the others weigh so little.
@@ -41,36 +33,6 @@ impl Bench {
             self.report(from, is_back.then_some(info().version.epoch), page);
         }
         assert!(self.home.is_complete());
-    }
-
-    /// A removal, of which the next home keeps the tombstone too. Whether it has ended.
-    fn remove(&mut self, key: Fingerprint) -> bool {
-        self.out.clear();
-        let ask = Ask::Remove {
-            request: RequestId(u64::try_from(key.0 >> 100).expect("small")),
-            key,
-            namespace: NamespaceKind::Strict,
-            wait_ms: 1000,
-            only: Only::Any,
-        };
-        let (now, epoch) = (self.now, self.map.epoch());
-        self.home.on_ask(now, AskerId(1), epoch, ask, &mut self.out);
-        for action in self.out.clone() {
-            if let HomeAction::ToPeer(next, ToPeer::Bury { key, tombstone }) = action {
-                let version = tombstone.version;
-                let buried = ToPeer::Buried { key, version };
-                self.home.on_peer(now, next, epoch, buried, &mut self.out);
-            }
-        }
-        self.home.on_tick(now, &mut self.out);
-        self.has_removed()
-    }
-
-    fn has_removed(&self) -> bool {
-        let is_done = |action: &HomeAction| {
-            matches!(action, HomeAction::Answer(_, _, Answer::Removed { .. }))
-        };
-        self.out.iter().any(is_done)
     }
 }
 

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use lunette_cluster_proto::fence::Fence;
+use lunette_cluster_proto::fence::{Fence, NamespaceKind};
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    CopyPage, Losses, Recalled, ToOwner, ToPeer, TombstonePage,
+    Answer, Ask, AskerId, CopyPage, Losses, Only, Recalled, ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
-use lunette_runtime_core::ids::{CoreIndex, NodeId};
+use lunette_runtime_core::ids::{CoreIndex, NodeId, RequestId};
 use lunette_runtime_core::time::Time;
 
 /// The last map of the former lives.
@@ -105,6 +105,36 @@ impl Bench {
     pub(crate) fn tick_at(&mut self, ms: u64) {
         self.now = at(ms);
         self.home.on_tick(self.now, &mut self.out);
+    }
+
+    /// A removal, of which the next home keeps the tombstone too. Whether it has ended.
+    pub(crate) fn remove(&mut self, key: Fingerprint) -> bool {
+        self.out.clear();
+        let ask = Ask::Remove {
+            request: RequestId(u64::try_from(key.0 >> 100).expect("small")),
+            key,
+            namespace: NamespaceKind::Strict,
+            wait_ms: 1000,
+            only: Only::Any,
+        };
+        let (now, epoch) = (self.now, self.map.epoch());
+        self.home.on_ask(now, AskerId(1), epoch, ask, &mut self.out);
+        for action in self.out.clone() {
+            if let HomeAction::ToPeer(next, ToPeer::Bury { key, tombstone }) = action {
+                let version = tombstone.version;
+                let buried = ToPeer::Buried { key, version };
+                self.home.on_peer(now, next, epoch, buried, &mut self.out);
+            }
+        }
+        self.home.on_tick(now, &mut self.out);
+        self.has_removed()
+    }
+
+    pub(crate) fn has_removed(&self) -> bool {
+        let is_done = |action: &HomeAction| {
+            matches!(action, HomeAction::Answer(_, _, Answer::Removed { .. }))
+        };
+        self.out.iter().any(is_done)
     }
 
     pub(crate) fn is_shown(&self, key: Fingerprint) -> bool {
