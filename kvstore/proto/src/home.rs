@@ -155,8 +155,9 @@ pub struct Home {
     unjudged: BTreeSet<Fingerprint>,
     /// Owners that were away for longer than tombstones are remembered.
     cold: BTreeSet<Seat>,
-    /// Keys with copies too few.
+    /// Keys with copies too few, and the members that are to be emptied, whose copies count for nothing.
     repairs: Repairs,
+    emptied: BTreeSet<NodeId>,
     /// Until when each seat that left the map may be serving; and those in the map that have said that they do no more.
     departed: BTreeMap<Seat, Time>,
     left: BTreeSet<Seat>,
@@ -210,6 +211,7 @@ impl Home {
             unjudged: BTreeSet::new(),
             cold: BTreeSet::new(),
             repairs: Repairs::default(),
+            emptied: BTreeSet::new(),
             departed: BTreeMap::new(),
             left: BTreeSet::new(),
             is_informed: false,
@@ -313,6 +315,7 @@ impl Home {
             self.repairs.clear();
         }
         self.left.retain(|seat| has_seat(map, *seat));
+        self.note_emptied();
         self.repairs.on_map(&self.map);
         self.turn_away(now, out);
         self.carry_changes(now, is_kept && !is_raised, out);

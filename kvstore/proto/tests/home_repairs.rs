@@ -324,6 +324,74 @@ fn a_replica_that_joins_when_the_last_copy_leaves_is_the_object() {
     assert_eq!(bench.told_after(REPAIR_PAUSE_MAX), [told]);
 }
 
+/// What a member has that is to be emptied counts for nothing: it is made elsewhere, shown until that is, and dropped then.
+#[test]
+fn what_is_to_be_emptied_is_there_until_others_have_it() {
+    let mut bench = Bench::with(
+        HomeLimits::default(),
+        map(1, &[1, 2, 3], &[]),
+        &[(KEY, 2, 1)],
+    );
+    bench.change_map(map(2, &[1, 2, 3], &[2]));
+    bench.report(&[], false);
+    assert_eq!(bench.home.stats().scarce, 1);
+    assert_eq!(bench.told_after(AFTER), [(2, KEY, 1, vec![2])]);
+    let (op, info, version) = (OpId(3), info(1), info(1).version);
+    let (key, namespace) = (KEY, NamespaceKind::Strict);
+    bench.say(
+        3,
+        ToHome::Publish {
+            op,
+            key,
+            info,
+            namespace,
+        },
+    );
+    let shown = |bench: &Bench| -> Vec<Seat> {
+        let shown = bench.home.shown().map(|(_, seat, _)| seat);
+        shown.collect()
+    };
+    assert_eq!(bench.told_after(REPAIR_WAIT), []);
+    assert_eq!(
+        shown(&bench),
+        [seat(2)],
+        "the other is not sure to be there"
+    );
+    bench.say(3, ToHome::Kept { op, key, version });
+    assert_eq!(bench.told_after(REPAIR_PAUSE_MAX), []);
+    assert_eq!(shown(&bench), [seat(3)]);
+    assert!(bench.last_order > 0, "the first is to drop it");
+}
+
+/// As many as are wanted, or as there are members that may have one.
+#[test]
+fn a_member_is_emptied_of_what_others_have_enough_of() {
+    for (wanted, nodes, makes) in [
+        (2, &[1, 2, 3][..], true),
+        (2, &[1, 2], false),
+        (1, &[1, 2], false),
+    ] {
+        let copies = [(KEY, 1, wanted), (KEY, 2, wanted)];
+        let copies = &copies[usize::from(wanted == 1)..];
+        let mut bench = Bench::with(HomeLimits::default(), map(1, nodes, &[]), copies);
+        bench.change_map(map(2, nodes, &[2]));
+        bench.report(&[], false);
+        let told = bench.told_after(AFTER);
+        if makes {
+            assert_eq!(told, [(1, KEY, 1, vec![1, 2])]);
+            bench.replicate(KEY, 3, wanted);
+        } else if wanted == 1 {
+            assert_eq!(told, [(2, KEY, 1, vec![2])]);
+            bench.replicate(KEY, 1, wanted);
+        }
+        bench.told_after(AFTER);
+        let shown = bench.home.shown().map(|(_, seat, _)| seat.node.0);
+        let shown: Vec<_> = shown.collect();
+        let expected = if makes { vec![1, 3] } else { vec![1] };
+        assert_eq!(shown, expected, "{wanted} {nodes:?}");
+    }
+}
+
 #[test]
 fn what_a_lost_node_held_is_made_again_and_so_is_what_left_for_want_of_room() {
     let copies = [(KEY, 2, 2), (KEY, 3, 2)];

@@ -15,7 +15,8 @@ use crate::error::{StoreError, StoreErrorKind};
 
 impl ClusterClient {
     /// Has a member emptied, by its name (`host:port`, as the cluster's map has it): from the next map on it is the home of nothing, and
-    /// takes neither new objects nor replicas. What it has is served until it leaves. Waits until this client knows that map, or until
+    /// takes neither new objects nor replicas. Others make copies of what it has, as far as they have room, and it serves that
+    /// until they have. Waits until this client knows that map, or until
     /// the deadline of operations. What is empty already stays so; a member is filled again when it starts anew.
     ///
     /// # Errors

@@ -67,6 +67,8 @@ pub(crate) enum Failure {
     /// Which keys, has been said on standard output where several were asked for.
     #[error("not found: {keys}")]
     NotFound { keys: String },
+    #[error("{member} still has {left} objects: others have no room for them, or no time yet")]
+    NotEmpty { member: SocketAddr, left: u64 },
     #[error("trace {name}: {error}")]
     Trace {
         name: String,
@@ -122,7 +124,7 @@ impl Failure {
     pub(crate) const fn is_reported(&self) -> bool {
         matches!(
             self,
-            Self::NotFound { .. } | Self::Verify(_) | Self::Missing(_)
+            Self::NotFound { .. } | Self::NotEmpty { .. } | Self::Verify(_) | Self::Missing(_)
         )
     }
 }

@@ -191,33 +191,41 @@ fn everything_is_removed_by_who_says_that_it_is_meant() {
 #[test]
 fn a_member_is_emptied_before_it_is_stopped() {
     let town = Town::new();
-    let nodes = [1, 2].map(|id| Node::spawn(&mut town.member(id, &[])));
+    let mut nodes = [1, 2].map(|id| Node::spawn(&mut town.member(id, &[])));
     town::await_members(&nodes[0], 2);
-    let [first, second] = [0, 1].map(|node: usize| nodes[node].address());
+    let [first, second] = [0, 1].map(|node: usize| nodes[node].address().to_owned());
+    let (first, second) = (first.as_str(), second.as_str());
     let put = |number: u32| {
         let put = ["put", "--nodes", first, &format!("key-{number}")];
         run_with_input(&put, b"value").ended_with(0);
     };
     (0..20).for_each(put);
     let retire = ["cluster", "retire", "--nodes", first];
+    // What it has is elsewhere a second later.
+    let full = run(&[&retire[..], &[second, "--wait-ms", "0", "--json"]].concat()).ended_with(1);
+    assert!(full.json()["objects"].as_u64() > Some(0), "{full:?}");
     let text = run(&[&retire[..], &[second]].concat()).ended_with(0);
     assert!(text.text().starts_with(second), "{}", text.text());
     let again = run(&[&retire[..], &[second, "--json"]].concat()).ended_with(0);
-    assert_eq!(again.json(), serde_json::json!({ "retired": second }));
+    assert_eq!(again.json()["retired"], second);
     let status = ["cluster", "status", "--json", "--nodes", first];
     let members = || run(&status).ended_with(0).json()["members"].clone();
     let entries = |members: &Value, node: usize| {
         let entries = members[node]["entries"].as_u64();
         entries.expect("a number")
     };
-    let before = members();
-    assert_eq!(before[0]["is_draining"], false);
-    assert_eq!(before[1]["is_draining"], true);
     (20..40).for_each(put);
+    let wait = [second, "--wait-ms", "20000", "--json"];
+    let empty = run(&[&retire[..], &wait].concat()).ended_with(0);
+    let object = serde_json::json!({ "retired": second, "objects": 0 });
+    assert_eq!(empty.json(), object);
     let after = members();
-    assert!(entries(&before, 1) > 0, "{before}");
-    assert_eq!(entries(&after, 1), entries(&before, 1));
-    assert_eq!(entries(&after, 0), entries(&before, 0) + 20);
+    assert_eq!(after[0]["is_draining"], false);
+    assert_eq!(after[1]["is_draining"], true);
+    assert_eq!([0, 1].map(|node| entries(&after, node)), [40, 0]);
+    let [_, second] = &mut nodes;
+    send(&second.child, Signal::TERM);
+    assert_eq!(second.wait().0, Some(0));
     for number in 0..40 {
         let get = ["get", "--nodes", first, &format!("key-{number}")];
         run(&get).ended_with(0);

@@ -51,9 +51,12 @@ impl Home {
             .filter(present)
             .copied()
             .collect();
-        let (cold, mut known): (Vec<Copy>, Vec<Copy>) = copies
-            .into_iter()
-            .partition(|copy| self.cold.contains(&copy.seat));
+        // What it has had since is as good as any.
+        let is_cold = |copy: &Copy| {
+            let was_away = matches!(copy.standing, Standing::Unjudged { is_away: true });
+            was_away && self.cold.contains(&copy.seat)
+        };
+        let (cold, mut known): (Vec<Copy>, Vec<Copy>) = copies.into_iter().partition(is_cold);
         self.stats.cold += cold.len() as u64;
         let versions = known.iter().map(|copy| (copy.info.version, copy.info.kind));
         let winner = survivor(self.tombstones.version(key), versions);
@@ -61,28 +64,37 @@ impl Home {
         // Those whose owner was never away first, then in the order of seats.
         known.sort_by_key(|copy| (copy.standing != Standing::Shown, copy.seat));
         let (living, losers): (Vec<Copy>, Vec<Copy>) = known.into_iter().partition(lives);
+        let (emptied, living): (Vec<Copy>, Vec<Copy>) = living
+            .into_iter()
+            .partition(|copy| self.is_emptied(copy.seat));
         self.stats.losers += losers.len() as u64;
-        let wanted = living
-            .first()
-            .map_or(0, |copy| usize::from(copy.info.wanted.max(1)));
+        let any = living.iter().chain(&emptied).next();
+        let wanted = any.map_or(0, |copy| usize::from(copy.info.wanted.max(1)));
         let kept = if mutant::is_on(Mutant::SurplusMiscounted) && living.len() > wanted {
             0
         } else {
             wanted.min(living.len())
         };
         let (kept, surplus) = living.split_at(kept);
-        self.stats.surplus += surplus.len() as u64;
-        for copy in kept {
+        // What is to be emptied is needed until there is enough without it.
+        let is_there = |copy: &&Copy| !matches!(copy.standing, Standing::Joining { .. });
+        let is_enough = match kept.iter().filter(is_there).count() {
+            0 => false,
+            there => there >= wanted.min(self.repairs.takers()),
+        };
+        let (needed, spare) = emptied.split_at(if is_enough { 0 } else { emptied.len() });
+        self.stats.surplus += (surplus.len() + spare.len()) as u64;
+        for copy in kept.iter().chain(needed) {
             if !matches!(copy.standing, Standing::Joining { .. }) {
                 let version = copy.info.version;
                 self.table
                     .set_standing(key, copy.seat, version, Standing::Shown);
             }
         }
-        for copy in cold.iter().chain(&losers).chain(surplus) {
+        for copy in cold.iter().chain(&losers).chain(surplus).chain(spare) {
             self.expel(now, key, copy.seat, copy.info.version, out);
         }
-        if wanted > 1 {
+        if wanted > 1 || !needed.is_empty() {
             self.note_copies(now, key);
         }
         self.end_change_if_done(now, key, out);

@@ -12,6 +12,11 @@
 //! - **A bounded number is under way**, so that what a lost node held does not come all at once; a
 //!   further key waits for its turn. What has no room in the queue is found again by looking through
 //!   the table, a part in each tick.
+//! - **A member that is to be emptied has nothing that counts** ([`MapMember::is_draining`]): what it has is missing, is shown
+//!   until there are as many copies elsewhere as were asked for, or as there are members, and is surplus then. So it ends with nothing, and what it had
+//!   is lost to nobody, as far as others have room.
+//!
+//!   [`MapMember::is_draining`]: lunette_cluster_proto::map::MapMember::is_draining
 //! - **What leaves for want of room is missing like what is lost, and yet the two never chase each
 //!   other**: copies that are made again may fill a node's memory up to its low watermark, less a share
 //!   ([`repair_room_bytes`](crate::placement::choice::repair_room_bytes)), and eviction takes nothing from
@@ -32,7 +37,7 @@ use super::writes::alive;
 use super::{Home, HomeAction, Out};
 use crate::key::Fingerprint;
 use crate::message::directory::{HOLDERS_MAX, ToOwner};
-use crate::placement::Seat;
+use crate::placement::{Seat, seats};
 use crate::version::CopyInfo;
 
 const _: () = assert!(COPIES_PER_KEY_MAX <= HOLDERS_MAX, "all holders can be told");
@@ -63,6 +68,11 @@ pub(super) struct Repairs {
 impl Repairs {
     pub(super) fn len(&self) -> usize {
         self.keys.len()
+    }
+
+    /// How many members may take copies.
+    pub(super) const fn takers(&self) -> usize {
+        self.takers
     }
 
     fn has_room(&self, repairs_max: usize) -> bool {
@@ -128,6 +138,25 @@ fn pause(tries: u32, limits: &super::HomeLimits) -> core::time::Duration {
 }
 
 impl Home {
+    /// The map is another one: what those have who are to be emptied since is to be judged again.
+    pub(super) fn note_emptied(&mut self) {
+        let members = self.map.members().iter();
+        let emptied = members.filter(|member| member.is_draining);
+        let emptied: BTreeSet<NodeId> = emptied.map(|member| member.id).collect();
+        for seat in seats(&self.map) {
+            if emptied.contains(&seat.node) && !self.emptied.contains(&seat.node) {
+                let keys = self.table.keys_of(seat);
+                self.unjudged.extend(keys);
+            }
+        }
+        self.emptied = emptied;
+    }
+
+    /// Whether a copy there counts for nothing, and others are to be made instead.
+    pub(super) fn is_emptied(&self, seat: Seat) -> bool {
+        self.emptied.contains(&seat.node)
+    }
+
     /// The copies of a key that live, or are about to, are others: notes whether there are too few.
     pub(super) fn note_copies(&mut self, now: Time, key: Fingerprint) {
         if self.is_scarce(key).is_none() {
@@ -151,8 +180,11 @@ impl Home {
 
     /// What lives of a key, and how many copies are missing that some member could take.
     fn is_scarce(&self, key: Fingerprint) -> Option<(CopyInfo, usize)> {
-        let info = self.winner(key).filter(|info| info.wanted > 1)?;
-        let missing = usize::from(info.wanted).checked_sub(self.live_count(key))?;
+        let is_one_enough = self.emptied.is_empty();
+        let info = self.winner(key);
+        let info = info.filter(|info| info.wanted > 1 || !is_one_enough)?;
+        let wanted = usize::from(info.wanted.max(1));
+        let missing = wanted.checked_sub(self.live_count(key))?;
         let holders = self.holders(key);
         let is_taker = |node: &&NodeId| {
             let member = self.map.member(**node);

@@ -142,7 +142,8 @@ impl Home {
             .is_some_and(|claim| (claim.seat, claim.op, claim.version) == (seat, op, version))
             || mutant::is_on(Mutant::PublishUnclaimed);
         let is_wanted = self.winner(key).is_some_and(|winner| {
-            winner.version == version && self.live_count(key) < usize::from(info.wanted)
+            let wanted = usize::from(info.wanted.max(1));
+            winner.version == version && self.live_count(key) < wanted
         });
         let standing = match (is_claimed, is_wanted) {
             (true, _) => Standing::Shown,
@@ -178,7 +179,7 @@ impl Home {
         } else {
             self.acknowledge(key, seat, version, (op, lease), out);
         }
-        if info.wanted > 1 {
+        if info.wanted > 1 || self.is_emptied(seat) {
             self.note_copies(now, key);
         }
         self.wake(now, key, out);
@@ -277,6 +278,11 @@ impl Home {
             .is_some_and(|winner| winner.version == version)
         {
             self.table.set_standing(key, seat, version, Standing::Shown);
+            let copies = self.table.copies(key).iter();
+            if copies.clone().any(|copy| self.is_emptied(copy.seat)) {
+                // It may be the one for which another one was kept.
+                self.unjudged.insert(key);
+            }
         } else {
             self.expel(now, key, seat, version, out);
         }
@@ -381,12 +387,13 @@ impl Home {
         }
     }
 
-    /// The number of copies of a key that live, or are about to.
+    /// The number of copies of a key that live, or are about to, but for those of members that are to be emptied.
     pub(super) fn live_count(&self, key: Fingerprint) -> usize {
         let copies = self.table.copies(key).iter();
         let is_live =
             |copy: &&Copy| matches!(copy.standing, Standing::Shown | Standing::Joining { .. });
-        copies.filter(is_live).count()
+        let counted = copies.filter(|copy| !self.is_emptied(copy.seat));
+        counted.filter(is_live).count()
     }
 
     /// What lives under a key: an object that all may rely on.

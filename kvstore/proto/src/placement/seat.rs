@@ -40,7 +40,12 @@ pub fn home_of(map: &ClusterMap, key: Fingerprint) -> Option<Seat> {
 #[must_use]
 pub fn next_of(map: &ClusterMap, key: Fingerprint) -> Option<Seat> {
     let ranking = map.ranking(key.placement(), 2);
-    ranking.get(1).map(|&node| seat_of(map, node, key))
+    let home = *ranking.first()?;
+    let next = ranking.get(1).copied().or_else(|| {
+        let mut others = map.members().iter().map(|member| member.id);
+        others.find(|other| *other != home)
+    });
+    next.map(|node| seat_of(map, node, key))
 }
 
 /// The core of a node where its copies of a key are; `None` if it is no member.

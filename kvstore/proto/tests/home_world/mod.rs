@@ -88,6 +88,8 @@ pub(crate) enum Fault {
     /// It ends, in good order or not, whatever others do.
     End(usize, bool),
     Start(usize),
+    /// It is to be emptied, until it starts anew.
+    Drain(usize),
     Raise,
     CoordinatorDown,
     CoordinatorUp,
@@ -196,6 +198,15 @@ impl World {
             })
             .collect();
         world.plan();
+        if seed % 7 == 3 {
+            // One, and in some worlds another.
+            let random = &mut SplitMix64::new(!seed << 1);
+            for _ in 0..=random.below(2) {
+                let node = random.below(u32::try_from(count).expect("few")) as usize;
+                let at = 1500 + u64::from(random.below(6500));
+                world.fault(at, Fault::Drain(node));
+            }
+        }
         if world.ends_some {
             world.plan_for_some(&mut SplitMix64::new(!seed));
         }
@@ -417,6 +428,7 @@ impl World {
                     self.restore(node);
                 }
             }
+            Fault::Drain(node) => self.nodes[node].is_draining = true,
             Fault::Raise => self.raised += 1,
             Fault::CoordinatorDown => {
                 self.is_coordinator_up = false;
@@ -536,6 +548,7 @@ impl World {
     fn change_map(&mut self) {
         let members = self.leases.iter().map(|(&index, lease)| MapMember {
             home_weight: 1 + u32::from(index % 4 == 3),
+            is_draining: self.nodes[index].is_draining,
             cores: u16::try_from(self.nodes[index].cores.len()).expect("few"),
             ..MapMember::new(
                 NodeId(index as u64 + 1),

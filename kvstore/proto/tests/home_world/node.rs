@@ -31,6 +31,8 @@ pub(crate) struct Node {
     pub(crate) is_alive: bool,
     /// It reaches neither the coordinator nor the others.
     pub(crate) is_cut: bool,
+    /// It is to be emptied.
+    pub(crate) is_draining: bool,
     pub(crate) cores: Vec<Core>,
     pub(crate) fence: Fence,
     pub(crate) map: ClusterMap,
@@ -75,6 +77,7 @@ impl Node {
             incarnation,
             is_alive: true,
             is_cut: false,
+            is_draining: false,
             cores: cores.collect(),
             fence: Fence::default(),
             map: ClusterMap::default(),

@@ -322,8 +322,10 @@ impl World {
         let core = &self.nodes[node].cores[usize::from(from.core.0)];
         let value = core.stored[&place];
         let map = self.nodes[node].map.clone();
-        let members = map.members().iter().map(|member| member.id);
-        let mut others: Vec<NodeId> = members.filter(|id| !holders.contains(id)).collect();
+        let members = map.members().iter();
+        let takers = members.filter(|member| !member.is_draining);
+        let takers = takers.map(|member| member.id);
+        let mut others: Vec<NodeId> = takers.filter(|id| !holders.contains(id)).collect();
         for _ in 0..missing {
             let count = u32::try_from(others.len()).expect("few");
             if count == 0 {

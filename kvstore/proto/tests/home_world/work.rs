@@ -277,6 +277,9 @@ impl World {
             self.oracle.add("cold", stats.cold);
             self.oracle.add("repairs", stats.repairs);
         }
+        let alive = self.nodes.iter().filter(|node| node.is_alive);
+        let takers = alive.clone().filter(|node| !node.is_draining).count();
+        self.oracle.add("emptied", (alive.count() - takers) as u64);
         for node in self.nodes.iter().filter(|node| node.is_alive) {
             for core in &node.cores {
                 let seat = core.home.seat();
@@ -295,6 +298,9 @@ impl World {
                 }
                 for (place, info) in core.owner.served() {
                     served.insert((place.key, seat, place));
+                    if node.is_draining && takers > 0 {
+                        failures.push(format!("{seat:?} is not empty: {place:?}"));
+                    }
                     let entry = wanted.entry(place).or_default();
                     *entry = (entry.0 + 1, usize::from(info.wanted));
                 }
@@ -307,12 +313,11 @@ impl World {
             failures.push(format!("{orphan:?} is served, and shown by no home"));
         }
         let mut keys = BTreeSet::new();
-        let alive = self.nodes.iter().filter(|node| node.is_alive).count();
         for (place, (count, wanted)) in wanted {
             if count > wanted || !keys.insert(place.key) {
                 failures.push(format!("{place:?} is surplus: {count} of {wanted}"));
             }
-            if count < wanted.min(alive) {
+            if count < wanted.min(takers) {
                 failures.push(format!("{place:?} is scarce: {count} of {wanted}"));
             }
         }

@@ -125,13 +125,13 @@ pub(crate) struct ClearArguments {
 
 /// Empty a member that is to be stopped later.
 ///
-/// It is the home of nothing from then on, takes nothing new, and serves what it has until it is stopped. Started anew it is a member
-/// like any other. A member that is stopped (SIGTERM) leaves by itself: this is for one whose objects are to be of use until others
-/// have what is asked for.
+/// It is the home of nothing from then on and takes nothing new. Others take what it has, as far as they have free memory or
+/// room on their drives, and it serves that until they have; nothing leaves anybody's memory for it. Started anew it is a member like any other. A member
+/// that is stopped (SIGTERM) leaves by itself, with what it has.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Examples:
-  lunette cluster retire --nodes 127.0.0.1:7400 127.0.0.1:7401
+  lunette cluster retire --nodes 127.0.0.1:7400 127.0.0.1:7401 --wait-ms 60000
   lunette cluster retire --nodes 127.0.0.1:7400 127.0.0.1:7401 --json")]
 pub(crate) struct RetireArguments {
     #[command(flatten)]
@@ -139,6 +139,9 @@ pub(crate) struct RetireArguments {
     /// The member, as `lunette cluster status` names it.
     #[arg(value_name = "ADDRESS:PORT")]
     member: SocketAddr,
+    /// Wait until it is empty, for so long at most, in milliseconds: exit code 1 if it is not by then.
+    #[arg(long, value_name = "MS")]
+    wait_ms: Option<u64>,
 }
 
 /// Show how much memory of a cluster tenants may have, and have; or set it for one.
