@@ -287,7 +287,7 @@ impl SeatedNode {
     }
 
     /// Asks to be emptied: the next map has the node without weight, so that it is the home of
-    /// nothing.
+    /// nothing, and others take what it has.
     ///
     /// # Errors
     /// [`NodeError::NoCluster`].

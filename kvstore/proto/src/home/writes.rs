@@ -141,10 +141,9 @@ impl Home {
         let is_claimed = claim
             .is_some_and(|claim| (claim.seat, claim.op, claim.version) == (seat, op, version))
             || mutant::is_on(Mutant::PublishUnclaimed);
-        let is_wanted = self.winner(key).is_some_and(|winner| {
-            let wanted = usize::from(info.wanted.max(1));
-            winner.version == version && self.live_count(key) < wanted
-        });
+        let is_missing = self.live_count(key) < usize::from(info.wanted.max(1));
+        let winner = self.winner(key).filter(|_| is_missing);
+        let is_wanted = winner.is_some_and(|winner| winner.version == version);
         let standing = match (is_claimed, is_wanted) {
             (true, _) => Standing::Shown,
             (false, true) => Standing::Joining { told: now, op },
