@@ -9,6 +9,7 @@ use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::time;
 use lunette_runtime_core::ids::CoreIndex;
+use lunette_runtime_core::time::Time;
 
 use super::{ClusterClient, calls};
 use crate::error::{StoreError, StoreErrorKind};
@@ -25,30 +26,36 @@ impl ClusterClient {
     pub async fn retire(&self, member: SocketAddr) -> Result<(), StoreError> {
         self.check_of_all()?;
         let until = time::now() + self.timeout;
-        let to = self.member(member).map(|member| Seat {
-            node: member.id,
-            incarnation: member.incarnation,
-            core: CoreIndex(0),
-        });
-        let to = to.ok_or(StoreError::local(StoreErrorKind::NoMember { member }))?;
-        let map = self.asking.map();
-        let mut others = map.members().iter().filter(|other| other.id != to.node);
-        if others.all(|other| other.is_draining) {
-            return Err(StoreError::local(StoreErrorKind::LastMember { member }));
-        }
-        let message = MemberMessage { to };
-        let body = |version: FormatVersion, out: &mut Vec<u8>| message.encode(version, out);
-        let asked = calls::ask_owner(&self.asking, to, Op::Retire, body, None, until).await;
-        let status = match asked {
-            Ok((_, reply)) => Status::from_code(reply.status),
-            Err(StoreErrorKind::Refused(status)) => status,
-            Err(kind) => return Err(StoreError::at(member, kind)),
-        };
-        match status {
-            Status::Ok => {}
-            // It has left.
-            Status::WrongSeat => return Ok(()),
-            status => return Err(StoreError::at(member, StoreErrorKind::Refused(status))),
+        loop {
+            if self.member(member).is_none() {
+                // It may have joined since this client looked last.
+                self.wait_for_map(until).await?;
+            }
+            let to = self.member(member).map(|member| Seat {
+                node: member.id,
+                incarnation: member.incarnation,
+                core: CoreIndex(0),
+            });
+            let to = to.ok_or(StoreError::local(StoreErrorKind::NoMember { member }))?;
+            let map = self.asking.map();
+            let mut others = map.members().iter().filter(|other| other.id != to.node);
+            if others.all(|other| other.is_draining) {
+                return Err(StoreError::local(StoreErrorKind::LastMember { member }));
+            }
+            match self.ask_to_retire(to, until).await {
+                Ok(Status::Ok) => break,
+                Ok(Status::WrongSeat) => {}
+                Ok(status) => {
+                    return Err(StoreError::at(member, StoreErrorKind::Refused(status)));
+                }
+                Err(kind) => return Err(StoreError::at(member, kind)),
+            }
+            // It has left, or has started again since this client looked last.
+            self.wait_for_map(until).await?;
+            let now = self.member(member);
+            if now.is_none_or(|now| now.incarnation == to.incarnation) {
+                return Ok(());
+            }
         }
         while self
             .member(member)
@@ -58,6 +65,16 @@ impl ClusterClient {
             time::sleep(PAUSE).await;
         }
         Ok(())
+    }
+
+    async fn ask_to_retire(&self, to: Seat, until: Time) -> Result<Status, StoreErrorKind> {
+        let message = MemberMessage { to };
+        let body = |version: FormatVersion, out: &mut Vec<u8>| message.encode(version, out);
+        match calls::ask_owner(&self.asking, to, Op::Retire, body, None, until).await {
+            Ok((_, reply)) => Ok(Status::from_code(reply.status)),
+            Err(StoreErrorKind::Refused(status)) => Ok(status),
+            Err(kind) => Err(kind),
+        }
     }
 
     fn member(&self, address: SocketAddr) -> Option<MapMember> {

@@ -1,6 +1,6 @@
 //! Who has which copies, as members tell, and what became of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::version::Version;
@@ -142,6 +142,13 @@ impl Copies {
                 holders.filter(|(holder, _)| self.may_be_away(holder.0, Time::ZERO, Time::MAX));
             ended.is_evicted || ended.is_lost || away.next().is_some()
         })
+    }
+
+    /// How many copies of a key these nodes have.
+    pub(crate) fn held_by(&self, key: u64, nodes: &BTreeSet<u64>) -> usize {
+        let of_it = self.living.iter().filter(|((own, _), _)| *own == key);
+        let holders = of_it.flat_map(|(_, all)| all.keys());
+        holders.filter(|(node, _)| nodes.contains(node)).count()
     }
 
     /// The versions of a key of which there are copies, and how many.

@@ -3,7 +3,7 @@
 //! Each write brings a value of its own, so an answer tells which write it is of. Order is judged by
 //! when operations began and ended, and by the versions that answers carry.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore_proto::version::{Version, WriteKind};
@@ -128,6 +128,8 @@ pub(crate) struct Ledger {
     keys: BTreeMap<usize, History>,
     last_value: u64,
     pub(crate) copies: Copies,
+    /// Nodes that are to have nothing, in the end.
+    pub(crate) emptied: BTreeSet<u64>,
     pub(crate) failures: Vec<String>,
     pub(crate) answers: BTreeMap<&'static str, u64>,
     pub(crate) misses: BTreeMap<&'static str, u64>,
@@ -141,6 +143,7 @@ impl Ledger {
             keys: BTreeMap::new(),
             last_value: 0,
             copies: Copies::default(),
+            emptied: BTreeSet::new(),
             failures: Vec::new(),
             answers: BTreeMap::new(),
             misses: BTreeMap::new(),
@@ -432,7 +435,13 @@ impl Ledger {
                 self.fail(now, &text);
             }
             if let ([(version, count)], Some(nodes)) = (versions.as_slice(), roomy_nodes) {
-                let wanted = self.wanted(key, *version).min(nodes);
+                let emptied = u8::try_from(self.emptied.len()).expect("few");
+                let wanted = self.wanted(key, *version).min(nodes - emptied);
+                let held = self.copies.held_by(fingerprint_high(key), &self.emptied);
+                if held > 0 && nodes > emptied {
+                    let text = format!("key {key}: {held} copies where nothing is to be");
+                    self.fail(now, &text);
+                }
                 if *count < usize::from(wanted) {
                     let text = format!("key {key}: {count} copies of {version:?}, not {wanted}");
                     self.fail(now, &text);

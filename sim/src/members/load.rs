@@ -49,6 +49,8 @@ const PINNED_BYTES_MAX: usize = 600;
 const SEVERAL: usize = KEYS / 2;
 /// How long a node keeps room to which nothing is written.
 const RESERVED_KEEP: Duration = Duration::from_secs(2);
+/// Before a node is asked once more to be emptied.
+const RETIRE_PAUSE: Duration = Duration::from_millis(100);
 /// What a client wants to be held, and for how long.
 const HOLD: HoldWish = HoldWish {
     holder: 1,
@@ -303,6 +305,25 @@ impl Load {
         self.get(&client, 1).await;
         self.check_tenants(&client).await;
         self.check_quota(&client).await;
+        let map = client.map();
+        let members = map.members().iter();
+        let emptied = members.filter(|member| member.is_draining);
+        let emptied = emptied.map(|member| member.id.0).collect();
+        self.ledger.borrow_mut().emptied = emptied;
+    }
+
+    /// Has a node emptied at that time, or as soon as it can be. It is filled again if it starts anew.
+    pub(crate) async fn retire(self, at: Time, node: SocketAddr) {
+        time::sleep(at.since(time::now())).await;
+        let client = self.connect().await;
+        while let Err(error) = client.retire(node).await {
+            if time::now() >= self.calm_from {
+                return self.on_failure(time::now(), "retire", &error.kind);
+            }
+            self.on_error("retire", &error.kind);
+            time::sleep(RETIRE_PAUSE).await;
+        }
+        self.ledger.borrow_mut().count("retired");
     }
 
     /// Sets the quota, if there is to be one.

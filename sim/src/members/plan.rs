@@ -80,6 +80,8 @@ pub(super) struct Plan {
     pub(super) quota_bytes: Option<u64>,
     /// When an operator removes everything, if one does.
     pub(super) clear_at: Option<Time>,
+    /// When an operator has a node emptied, and which, if one does.
+    pub(super) retire: Option<(Time, u8)>,
     pub(super) faults: Vec<Planned>,
 }
 
@@ -115,6 +117,12 @@ impl Plan {
         let mut of_quota = SplitMix64::new(seed ^ 0x7175_6f74);
         let has_quota = of_quota.below(3) == 0;
         let quota_bytes = u64::from(QUOTA_BYTES_MIN + of_quota.below(QUOTA_BYTES_MIN));
+        let mut of_retiring = SplitMix64::new(seed ^ 0x7265_7469);
+        let retires = of_retiring.below(4) == 0;
+        let retire = (
+            at_ms(FAULTS_FROM_MS + of_retiring.below(FAULTS_UNTIL_MS - FAULTS_FROM_MS)),
+            small(&mut of_retiring, nodes),
+        );
         let is_cache = SplitMix64::new(seed ^ 0x6361_6368).below(3) == 0;
         Self {
             nodes,
@@ -130,6 +138,7 @@ impl Plan {
             copies_max: 1 + small(&mut random, 3),
             losses_per_mille: random.below(4),
             clear_at: (random.below(4) == 0).then(|| at_ms(FAULTS_FROM_MS + random.below(5_000))),
+            retire: retires.then_some(retire),
             faults,
         }
     }

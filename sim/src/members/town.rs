@@ -263,6 +263,11 @@ impl Town {
             let _works = self.world.spawn(process, 0, || load.run(random));
             self.clients.push(process);
         }
+        if let Some((at, index)) = self.plan.retire {
+            let (load, node) = (self.load(), SocketAddr::new(host(Who::Node(index)), PORT));
+            let retire = || load.retire(at, node);
+            let _retires = self.world.spawn(self.clients[0], 0, retire);
+        }
         let load = self.load();
         let _sets = self.world.spawn(self.clients[0], 0, || load.set_quota());
         let (load, random) = (self.load(), self.world.draw());
