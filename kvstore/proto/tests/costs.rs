@@ -9,7 +9,8 @@ use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
-    Content, CopyPage, ITEMS_MAX, OpId, PAGE_COPIES_MAX, SeatMessage, ToHome, ToOwner,
+    Content, CopyPage, Gone, ITEMS_MAX, Losses, OpId, PAGE_COPIES_MAX, SeatMessage, ToHome,
+    ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::{Seat, home_of};
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
@@ -107,6 +108,23 @@ fn a_lost_node_costs_what_it_was_the_home_of() {
     // Of all members together, a thousandth of it each; and a page for each pair of seats, mostly an empty one.
     assert_eq!(reported_bytes, 51_000_000);
     assert_eq!(page(0), 52);
+    // The same of tombstones, who was lost; and whether each is complete, asked and answered.
+    let gone = Gone {
+        life: Some((NodeId(0), 1)),
+        last: Epoch(9),
+    };
+    let tombstones = TombstonePage {
+        is_informed: true,
+        losses: Losses {
+            open: vec![gone],
+            past: vec![],
+        },
+        ..TombstonePage::default()
+    };
+    let peer = |item| len_of(Content::ToPeer(item));
+    assert_eq!(peer(ToPeer::Tombstones(tombstones)), 89);
+    let asked = peer(ToPeer::CompleteWanted) + peer(ToPeer::Complete);
+    assert_eq!(asked, 94);
 }
 
 #[test]
