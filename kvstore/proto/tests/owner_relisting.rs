@@ -306,6 +306,31 @@ fn what_a_former_life_left_is_told_like_that_of_one_who_was_away() {
     assert_eq!(bench.owner.away_since(), None);
 }
 
+/// Where all members are to be emptied there is no home, and nobody who could have judged anything.
+#[test]
+fn who_was_away_speaks_of_nothing_under_a_map_without_homes() {
+    let mut bench = Bench {
+        owner: Owner::new(seat(OWNER), OwnerLimits::default()),
+        ..Bench::new(0, 1)
+    };
+    let mut fence = Fence::default();
+    fence.renew(Time::ZERO, Duration::from_secs(100));
+    bench.owner.on_fence(fence);
+    bench
+        .owner
+        .restore(Epoch(4), [(key(3), info(3), NAMESPACE)]);
+    let latest = |bench: &mut Bench, epoch| {
+        let sought = Sought::Latest(Epoch(epoch));
+        bench.owner.read(bench.now, key(3), sought, NAMESPACE)
+    };
+    bench.on_map(&map(6, &[]));
+    bench.hear(6, OWNER, ToOwner::Settled);
+    assert_eq!(latest(&mut bench, 6), Read::Unavailable);
+    bench.on_map(&map(7, &[3]));
+    [3, OWNER].map(|node| bench.hear(7, node, ToOwner::Settled));
+    assert!(matches!(latest(&mut bench, 7), Read::Served { .. }));
+}
+
 /// It has its lease before it has heard of the map that it is in, which others may have heard of already.
 #[test]
 fn who_was_in_no_map_yet_speaks_of_nothing_that_a_former_life_left() {

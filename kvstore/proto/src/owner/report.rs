@@ -240,7 +240,9 @@ impl Owner {
 
     pub(super) fn has_settled(&mut self, home: Seat) {
         self.settled.insert(home);
-        if seats(&self.map).all(|home| self.settled.contains(&home)) {
+        // Where all members are to be emptied nobody judges anything.
+        let has_homes = self.map.members().iter().any(|it| it.weight() > 0);
+        if has_homes && seats(&self.map).all(|home| self.settled.contains(&home)) {
             self.away_since = None;
         }
     }

@@ -348,7 +348,21 @@ impl Oracle {
         });
         let lives = self.lives.get(&place).into_iter().flatten();
         let mut lives = lives.filter(|life| !life.is_replica && life.from <= from && life.to >= to);
+        if self.is_beaten(place, to) {
+            return false;
+        }
         !may_be_cleared && !may_be_changed && lives.any(|life| !self.is_absent(life.seat, from, to))
+    }
+
+    /// Whether an earlier put of its key has come back since: of two puts the earlier one wins.
+    fn is_beaten(&self, place: CopyPlace, to: Time) -> bool {
+        let begun = self.lives.get(&place).into_iter().flatten();
+        let begun = begun.map(|life| life.from).min();
+        let earlier = self.lives.iter();
+        let earlier =
+            earlier.filter(|(other, _)| other.key == place.key && other.version < place.version);
+        let mut back = earlier.flat_map(|(_, lives)| lives);
+        back.any(|life| life.is_replica && life.from <= to && Some(life.from) > begun)
     }
 
     fn is_absent(&self, seat: Seat, from: Time, to: Time) -> bool {
