@@ -327,7 +327,9 @@ fn who_was_away_speaks_of_nothing_under_a_map_without_homes() {
     bench.hear(6, OWNER, ToOwner::Settled);
     assert_eq!(latest(&mut bench, 6), Read::Unavailable);
     bench.on_map(&map(7, &[3]));
-    [3, OWNER].map(|node| bench.hear(7, node, ToOwner::Settled));
+    for node in [3, OWNER] {
+        bench.hear(7, node, ToOwner::Settled);
+    }
     assert!(matches!(latest(&mut bench, 7), Read::Served { .. }));
 }
 
