@@ -129,9 +129,9 @@ impl Bench {
             .on_owner(self.now, seat(node), epoch, item, &mut self.out);
     }
 
-    /// A replica of the node's is recorded.
-    fn replicate(&mut self, key: Fingerprint, node: u64, wanted: u8) {
-        let (op, info, version) = (OpId(node), info(wanted), info(wanted).version);
+    /// A node has a replica, and asks for it to be recorded.
+    fn publish(&mut self, key: Fingerprint, node: u64, wanted: u8) {
+        let (op, info) = (OpId(node), info(wanted));
         let namespace = NamespaceKind::Strict;
         self.say(
             node,
@@ -142,7 +142,18 @@ impl Bench {
                 namespace,
             },
         );
+    }
+
+    /// It has heard that it is, and says that it is there.
+    fn keep(&mut self, key: Fingerprint, node: u64) {
+        let (op, version) = (OpId(node), info(1).version);
         self.say(node, ToHome::Kept { op, key, version });
+    }
+
+    /// A replica of the node's is recorded.
+    fn replicate(&mut self, key: Fingerprint, node: u64, wanted: u8) {
+        self.publish(key, node, wanted);
+        self.keep(key, node);
     }
 
     /// A node gives its copy up.
@@ -302,24 +313,14 @@ fn a_late_publication_of_a_former_replica_does_not_take_the_place_of_the_later_o
 fn a_replica_that_joins_when_the_last_copy_leaves_is_the_object() {
     let nodes = map(1, &[1, 2, 3, 4], &[]);
     let mut bench = Bench::with(HomeLimits::default(), nodes, &[(KEY, 2, 2)]);
-    let (op, info, version) = (OpId(3), info(2), info(2).version);
-    let (key, namespace) = (KEY, NamespaceKind::Strict);
-    bench.say(
-        3,
-        ToHome::Publish {
-            op,
-            key,
-            info,
-            namespace,
-        },
-    );
+    bench.publish(KEY, 3, 2);
     bench.leave(KEY, 2);
     // It is told already, and answers once it knows that it is recorded.
     let told = (3, KEY, 1, vec![3]);
     assert_eq!(bench.told_after(AFTER), std::slice::from_ref(&told));
-    bench.say(3, ToHome::Kept { op, key, version });
+    bench.keep(KEY, 3);
     let shown = bench.home.shown().map(|(_, seat, info)| (seat, info));
-    assert_eq!(shown.collect::<Vec<_>>(), [(seat(3), info)]);
+    assert_eq!(shown.collect::<Vec<_>>(), [(seat(3), info(2))]);
     assert!(bench.told_after(REPAIR_WAIT).is_empty());
     assert_eq!(bench.told_after(REPAIR_PAUSE_MAX), [told]);
 }
@@ -336,17 +337,7 @@ fn what_is_to_be_emptied_is_there_until_others_have_it() {
     bench.report(&[], false);
     assert_eq!(bench.home.stats().scarce, 1);
     assert_eq!(bench.told_after(AFTER), [(2, KEY, 1, vec![2])]);
-    let (op, info, version) = (OpId(3), info(1), info(1).version);
-    let (key, namespace) = (KEY, NamespaceKind::Strict);
-    bench.say(
-        3,
-        ToHome::Publish {
-            op,
-            key,
-            info,
-            namespace,
-        },
-    );
+    bench.publish(KEY, 3, 1);
     let shown = |bench: &Bench| -> Vec<Seat> {
         let shown = bench.home.shown().map(|(_, seat, _)| seat);
         shown.collect()
@@ -357,7 +348,7 @@ fn what_is_to_be_emptied_is_there_until_others_have_it() {
         [seat(2)],
         "the other is not sure to be there"
     );
-    bench.say(3, ToHome::Kept { op, key, version });
+    bench.keep(KEY, 3);
     assert_eq!(bench.told_after(REPAIR_PAUSE_MAX), []);
     assert_eq!(shown(&bench), [seat(3)]);
     assert!(bench.last_order > 0, "the first is to drop it");
