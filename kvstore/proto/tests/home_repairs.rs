@@ -370,6 +370,7 @@ fn a_member_is_emptied_of_what_others_have_enough_of() {
         let told = bench.told_after(AFTER);
         if makes {
             assert_eq!(told, [(1, KEY, 1, vec![1, 2])]);
+            assert_eq!(bench.home.shown().count(), 2, "one is not enough");
             bench.replicate(KEY, 3, wanted);
         } else if wanted == 1 {
             assert_eq!(told, [(2, KEY, 1, vec![2])]);
