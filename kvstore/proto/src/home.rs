@@ -39,12 +39,14 @@
 //! | `presence` | what lookups would be told, told ahead |
 //! | `judging` | which copies of a key live |
 //! | `rebuild` | the barrier |
+//! | `departures` | who has left the map, and may be serving still |
 //! | `losses` | removals that perhaps nobody knows of any more, until who knew comes back |
 //! | `memory` | what a home knew of removals when its node left, for the next life |
 //! | `repairs` | copies that are missing, and made again |
 //! | `histories` | how often a key was used where it left, for who has it next |
 //! | `table`, `tombstones`, `waiting`, `limits` | what is kept, and how much of it |
 
+mod departures;
 mod direct;
 mod histories;
 mod judging;
