@@ -418,6 +418,39 @@ fn who_wants_some_is_relied_on_for_none() {
     run(&case).expect("all get everything that they want");
 }
 
+/// One whose only neighbour was in the other rack waited ten seconds for each chunk that fell to others of its own.
+#[test]
+fn who_knows_nobody_of_its_rack_waits_for_none_of_it() {
+    let case = Case {
+        seed: 2_021_692_242_396_146_768,
+        receivers: 6,
+        chunks: 28,
+        racks: 2,
+        dying: 2,
+        resumed: 15,
+        partial: 0,
+        part: 1,
+        is_mute: false,
+        faults: Faults {
+            lost: 0,
+            failed: 0,
+            corrupt: 0,
+            stuck: 0,
+        },
+        options: Options {
+            downloads_max: 1,
+            downloads_per_source_max: 2,
+            downloads_far_max: 1,
+            uploads_max: 1,
+            uploads_queued_max: 0,
+            greeted_max: 1,
+            neighbours_max: 7,
+            ..Options::default()
+        },
+    };
+    run(&case).expect("all get everything that they want");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 100, ..ProptestConfig::default() })]
 

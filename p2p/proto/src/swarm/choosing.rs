@@ -115,7 +115,7 @@ impl Swarm {
         let words = u32::try_from(self.held.words().len()).expect("chunks are bounded");
         let start = mix(salt) % u64::from(words);
         let start = usize::try_from(start).expect("it is below the words");
-        let is_far = !neighbour.is_near && !self.is_stuck();
+        let is_far = !neighbour.is_near && !self.is_let_down();
         let chunks = lacking(neighbour, self, start);
         let chunks = chunks.filter(|&chunk| !is_far || self.is_ours(chunk));
         // Asked for the same chunk twice a source can only say so.
@@ -143,21 +143,34 @@ impl Swarm {
 
     /// Whether it is we who fetch a chunk from another rack for ours.
     fn is_ours(&self, chunk: u32) -> bool {
-        if self.near_copies[chunk as usize] > 0 {
-            return false;
-        }
+        self.near_copies[chunk as usize] == 0 && self.falls_to_us(chunk)
+    }
+
+    /// Whether it does as long as nobody of our rack has it.
+    pub(super) fn falls_to_us(&self, chunk: u32) -> bool {
         let draw = |peer: PeerId| (mix(peer.0 ^ mix(u64::from(chunk) + 1)), peer);
         let mine = draw(self.me);
         self.mates.iter().all(|&mate| draw(mate) < mine)
     }
 
-    /// Whether nothing has come for so long that those who should fetch for our rack are not waited for.
-    fn is_stuck(&self) -> bool {
-        self.stuck_at() <= self.now
+    /// Whether our rack has fetched nothing for us for so long that it is not waited for. What comes from elsewhere
+    /// instead says nothing of it: or each such chunk would be waited for as long again.
+    fn is_let_down(&self) -> bool {
+        self.let_down_at() <= self.now
+    }
+
+    /// When that is so, if nothing comes before.
+    pub(super) fn let_down_at(&self) -> Time {
+        self.shared + self.standstill()
     }
 
     /// When we are stuck, if nothing comes before.
     pub(super) fn stuck_at(&self) -> Time {
+        self.progressed + self.standstill()
+    }
+
+    /// For how long nothing comes where nothing moves.
+    fn standstill(&self) -> Duration {
         let patience = self.options.patience;
         let near = self.pace.patience(STUCK_CHUNKS, patience);
         let has_far = self
@@ -165,7 +178,7 @@ impl Swarm {
             .values()
             .any(|it| it.is_linked() && !it.is_near);
         let far = has_far.then(|| self.far_pace.patience(STUCK_FAR_CHUNKS, patience));
-        self.progressed + near.max(far.unwrap_or_default())
+        near.max(far.unwrap_or_default())
     }
 
     /// Where no neighbour has anything for us any more, others are greeted, and those who sent something wrong are
@@ -173,7 +186,7 @@ impl Swarm {
     pub(super) fn unstick(&mut self) {
         let is_idle = self.is_wanting() && self.wants.is_empty();
         let is_starved = is_idle && self.neighbours.values().all(|it| it.useful == 0);
-        if !is_starved || !self.is_stuck() {
+        if !is_starved || self.now < self.stuck_at() {
             return;
         }
         self.progressed = self.now;

@@ -296,7 +296,8 @@ impl Swarm {
             };
             [Some(want.until), slow].into_iter().flatten()
         });
-        let stuck = has_room.then(|| self.stuck_at());
+        let stuck = has_room.then(|| [self.let_down_at(), self.stuck_at()]);
+        let stuck = stuck.into_iter().flatten();
         wants.chain(stuck).filter(|&time| time > self.now).min()
     }
 
@@ -349,6 +350,9 @@ impl Swarm {
         };
         self.send_done(source, id, ending);
         self.progressed = self.now;
+        if is_near || self.falls_to_us(chunk) {
+            self.shared = self.now;
+        }
         if self.held.contains(chunk) {
             // A second copy, which came before it could be cancelled.
             return;

@@ -196,7 +196,7 @@ pub struct Swarm {
     copies: Vec<u16>,
     near_copies: Vec<u16>,
     members: Vec<Member>,
-    /// Those of our rack that are not known to be silent.
+    /// Those of our rack that are not known to be silent; nobody, if none of them is a neighbour.
     mates: Vec<PeerId>,
     neighbours: BTreeMap<PeerId, Neighbour>,
     wants: BTreeMap<FetchId, Want>,
@@ -207,6 +207,8 @@ pub struct Swarm {
     far_pace: Pace,
     /// When the last chunk came, or was first there to be asked for.
     progressed: Time,
+    /// When the last chunk came that the rack fetches for all of it: from it, or because it fell to us.
+    shared: Time,
     actions: VecDeque<Action>,
 }
 
@@ -260,6 +262,7 @@ impl Swarm {
             pace: Pace::default(),
             far_pace: Pace::default(),
             progressed: now,
+            shared: now,
             actions: VecDeque::new(),
             held,
             options,

@@ -386,7 +386,8 @@ impl Swarm {
         }
     }
 
-    /// Those of our rack that share with us what comes from others.
+    /// Those of our rack that share with us what comes from others. What the others of them fetch comes to us by one
+    /// that is a neighbour, or is to be one: where none is, we wait for nobody.
     pub(super) fn find_mates(&mut self) {
         let rests = |peer| {
             let neighbour = self.neighbours.get(&peer);
@@ -398,6 +399,13 @@ impl Swarm {
             .filter(|member| member.rack == self.rack && member.keeps_all)
             .filter(|member| !member.is_whole && !rests(member.id));
         self.mates = near.map(|member| member.id).collect();
+        if !self
+            .mates
+            .iter()
+            .any(|mate| self.neighbours.contains_key(mate))
+        {
+            self.mates.clear();
+        }
     }
 
     /// Greets as many as it should, unless there is nothing to be had.
