@@ -451,6 +451,39 @@ fn who_knows_nobody_of_its_rack_waits_for_none_of_it() {
     run(&case).expect("all get everything that they want");
 }
 
+/// One damaged chunk, and it left the only one that had the others too for ten seconds.
+#[test]
+fn who_damages_one_chunk_is_asked_for_the_others() {
+    let case = Case {
+        seed: 5_641_103_871_812_357_018,
+        receivers: 6,
+        chunks: 109,
+        racks: 2,
+        dying: 2,
+        resumed: 22,
+        partial: 4,
+        part: 2,
+        is_mute: true,
+        faults: Faults {
+            lost: 9,
+            failed: 13,
+            corrupt: 48,
+            stuck: 6,
+        },
+        options: Options {
+            downloads_max: 5,
+            downloads_per_source_max: 2,
+            downloads_far_max: 1,
+            uploads_max: 1,
+            uploads_queued_max: 6,
+            greeted_max: 1,
+            neighbours_max: 4,
+            ..Options::default()
+        },
+    };
+    run(&case).expect("all get everything that they want");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, max_shrink_iters: 100, ..ProptestConfig::default() })]
 

@@ -172,7 +172,8 @@ impl Swarm {
     /// For how long nothing comes where nothing moves.
     fn standstill(&self) -> Duration {
         let patience = self.options.patience;
-        let near = self.pace.patience(STUCK_CHUNKS, patience);
+        let near = self.pace.or(self.far_pace);
+        let near = near.patience(STUCK_CHUNKS, patience);
         let has_far = self
             .neighbours
             .values()

@@ -12,7 +12,6 @@
 
 use lunette_runtime_core::time::Time;
 
-use super::neighbours::Rest;
 use super::{Action, FetchId, Fetched, PeerId, Swarm};
 use crate::message::{Ending, Message};
 
@@ -314,12 +313,11 @@ impl Swarm {
             Fetched::Held => self.fetched(id, source, chunk, since),
             Fetched::Corrupt => {
                 self.send_done(source, id, Ending::Failed);
-                self.note_lost(source, chunk);
-                self.strike(source);
-                if self.copies[chunk as usize] == 0 {
-                    // It was the only one. When it has rested it says anew what it has.
-                    self.rest(source, Rest::Failing);
+                if self.copies[chunk as usize] > 1 {
+                    self.note_lost(source, chunk);
                 }
+                // Who alone has it is asked for it again, and for what else it has.
+                self.strike(source);
             }
             Fetched::Failed => {
                 self.send_done(source, id, Ending::Failed);

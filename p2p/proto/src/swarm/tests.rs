@@ -220,12 +220,17 @@ fn who_sends_something_else_does_not_have_it() {
     swarm.on_fetched(at(2), FetchId(want), Fetched::Corrupt);
     assert!(!swarm.neighbours[&OTHER].held.contains(0));
     assert_eq!(state(&swarm), State::Linked);
+}
+
+#[test]
+fn who_alone_has_a_chunk_is_asked_again_if_it_sends_something_else() {
     let (mut swarm, want) = fetching();
     swarm.on_fetched(at(2), FetchId(want), Fetched::Corrupt);
-    assert_eq!(state(&swarm), State::Resting, "the only one is asked anew");
-    let rest = swarm.deadline().unwrap();
-    swarm.on_time(rest);
-    assert!(sent(&mut swarm).contains(&Message::Hello));
+    let ending = Ending::Failed;
+    assert_eq!(sent(&mut swarm), [Message::Done { want, ending }]);
+    assert_eq!(state(&swarm), State::Linked);
+    swarm.on_time(at(2 + 50));
+    assert_eq!(wanted(&mut swarm).1, [0]);
 }
 
 #[test]
