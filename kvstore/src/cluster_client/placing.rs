@@ -122,6 +122,13 @@ impl Places {
         }
     }
 
+    /// This seat is tried before all others, unless places were wished for.
+    fn first(&mut self, seat: Option<Seat>) {
+        if let Some(seat) = seat.filter(|_| !self.has_wish) {
+            self.left.push_front(Place::At(seat));
+        }
+    }
+
     pub(super) fn next(&mut self) -> Place {
         let place = self.left.pop_front().unwrap_or(Place::Home);
         self.now = Some((place, self.wished > 0));
@@ -168,17 +175,20 @@ impl ClusterClient {
         Places::new(wished, has_wish, own.is_some())
     }
 
-    /// Where a part of an object is tried: where it is wished to be, else at its own home, so that parts are spread.
+    /// Where a part of an object is tried: where it is wished to be, else at its own home, so that parts are spread; before
+    /// that where it was drawn to be.
     pub(super) fn places_of_part(
         &self,
         key: Key<'_>,
         options: &PutOptions,
         together: Option<NodeId>,
+        drawn: Option<Seat>,
     ) -> Places {
         let mut places = self.places(key, options, together);
         places
             .left
             .retain(|place| *place != Place::Here { is_wished: false });
+        places.first(drawn);
         places
     }
 

@@ -9,6 +9,7 @@ use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::message::directory::HoldWish;
+use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::residence::STANDS_BY;
 use lunette_kvstore_proto::retention::{GroupId, PIN_TTL_MAX, Pin};
 use lunette_kvstore_proto::striped::{Manifest, Part, PartKey, PartsOf, WriteId};
@@ -30,11 +31,13 @@ use crate::value::Value;
 /// How often a part is written of which nobody knows whether it was. No other write is of its key.
 const PART_TRIES: usize = 3;
 
-/// How often parts are drawn, and where they are tried with them: two of them that have one home, where there is room for one,
-/// would make each other leave for ever.
+/// How often names of parts are drawn, and their homes with them.
 const DRAWS_MAX: u32 = 2;
 /// How often parts are written that are gone by the time that all others are there.
 const ROUNDS_MAX: u32 = 6;
+/// How often these are written at their homes, which others may have filled; then where there is room: two of them that have one
+/// home, with room for one, would make each other leave for ever.
+const ROUNDS_AT_HOME: u32 = 2;
 /// How long others have to end what they are writing before that is done, the first time; then twice as long.
 const ROUND_WAIT: Duration = Duration::from_millis(2);
 /// Of an object of more parts, more than half of which are gone, no part is written again.
@@ -315,8 +318,8 @@ impl ClusterClient {
         stored
     }
 
-    /// Writes the parts; each has the time of an operation. Those that are gone by the end are written again; `None` if some are
-    /// gone each time.
+    /// Writes the parts; each has the time of an operation. Those that are gone by the end are written again, and where that goes
+    /// on elsewhere; `None` if some are gone each time.
     async fn put_parts<S: PartSource>(
         &self,
         object: (Writing<'_>, &S),
@@ -330,7 +333,10 @@ impl ClusterClient {
             if round > 0 {
                 time::sleep(ROUND_WAIT * (1 << (round - 1))).await;
             }
-            let written = self.put_some(object, parts, left, together).await?;
+            let is_drawn = round >= ROUNDS_AT_HOME;
+            let written = self
+                .put_some(object, parts, (left, is_drawn), together)
+                .await?;
             all = all.and(written);
             left = self.lost_parts(parts, count).await?;
             if left.is_empty() {
@@ -344,7 +350,7 @@ impl ClusterClient {
         &self,
         (object, source): (Writing<'_>, &S),
         parts: &Parts,
-        some: Vec<Part>,
+        (some, is_drawn): (Vec<Part>, bool),
         together: Option<NodeId>,
     ) -> Result<Written, S::Error> {
         let options = of_part(object.options);
@@ -368,7 +374,12 @@ impl ClusterClient {
                 left.next();
                 parts.begun.set(parts.begun.get().max(part.place + 1));
                 let key = parts.key_of(part.place);
-                let begun = self.begin_part((part.place, key), value, options, together);
+                let drawn = if is_drawn {
+                    self.draw_seat(key.key(), value.len()).await
+                } else {
+                    None
+                };
+                let begun = self.begin_part((part.place, key), value, options, (together, drawn));
                 under_way.push_back((begun, kept));
             }
             let Some((part, kept)) = under_way.pop_front() else {
@@ -427,10 +438,10 @@ impl ClusterClient {
         (place, key): (u32, PartKey),
         value: Value,
         options: PutOptions,
-        together: Option<NodeId>,
+        (together, drawn): (Option<NodeId>, Option<Seat>),
     ) -> PartWrite<'_, impl Future<Output = Ended> + use<>> {
         let object = part_writing(&key, &value, options);
-        let mut places = self.places_of_part(object.key, &options, together);
+        let mut places = self.places_of_part(object.key, &options, together, drawn);
         let until = time::now() + self.timeout;
         let begun = self.begin_next(&mut places, object, until);
         PartWrite {
@@ -458,7 +469,7 @@ impl ClusterClient {
                 break;
             }
             let until = time::now() + self.timeout;
-            let places = self.places_of_part(object.key, &options, together);
+            let places = self.places_of_part(object.key, &options, together, None);
             stored = self.put_at(object, places, until).await;
         }
         Ok(Written::of(&stored?))
