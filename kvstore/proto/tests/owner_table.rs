@@ -44,6 +44,8 @@ enum State {
     Claiming,
     Claimed,
     Publishing,
+    /// It is published, and its writer waits no longer.
+    GivenUp,
     Published,
     Retracting,
     /// A replica that its home has not recorded yet.
@@ -92,16 +94,16 @@ use Did::{
 };
 use Event::{Drop, Evict, Exists, Granted, Late, Lost, Map, Read as Reads, Recorded, Whole};
 use FreeCause::{Evicted, Ordered, Unrecorded};
-use State::{Absent, Claimed, Claiming, Joining, Published, Publishing, Retracting};
+use State::{Absent, Claimed, Claiming, GivenUp, Joining, Published, Publishing, Retracting};
 
-const STATES: [State; 7] = [
-    Absent, Claiming, Claimed, Publishing, Published, Retracting, Joining,
+const STATES: [State; 8] = [
+    Absent, Claiming, Claimed, Publishing, GivenUp, Published, Retracting, Joining,
 ];
 const EVENTS: [Event; 10] = [
     Whole, Granted, Exists, Recorded, Lost, Drop, Reads, Evict, Map, Late,
 ];
 
-const TABLE: [(State, Event, &[Did]); 70] = [
+const TABLE: [(State, Event, &[Did]); 80] = [
     (Absent, Whole, &[]),
     // Nobody waits for it: others need not either.
     (Absent, Granted, &[SaidAbandon]),
@@ -145,8 +147,18 @@ const TABLE: [(State, Event, &[Did]); 70] = [
     (Publishing, Reads, &[]),
     (Publishing, Evict, &[]),
     (Publishing, Map, &[AskedPublish]),
-    // It may be recorded: it leaves like any other.
-    (Publishing, Late, &[Named, Interrupts, AskedRetract]),
+    // It may be recorded, and what it replaces be gone: its home is asked on.
+    (Publishing, Late, &[Interrupts, AskedPublish]),
+    (GivenUp, Whole, &[]),
+    (GivenUp, Granted, &[]),
+    (GivenUp, Exists, &[]),
+    (GivenUp, Recorded, &[Named]),
+    (GivenUp, Lost, &[Discarded]),
+    (GivenUp, Drop, &[Discarded, SaidDropped]),
+    (GivenUp, Reads, &[]),
+    (GivenUp, Evict, &[]),
+    (GivenUp, Map, &[AskedPublish]),
+    (GivenUp, Late, &[AskedPublish]),
     (Published, Whole, &[]),
     (Published, Granted, &[SaidAbandon]),
     (Published, Exists, &[]),
@@ -298,15 +310,21 @@ impl Bench {
         }
         if matches!(
             state,
-            Claiming | Claimed | Publishing | Published | Retracting
+            Claiming | Claimed | Publishing | GivenUp | Published | Retracting
         ) {
             assert_eq!(self.write(1, KEY), Some(self.op));
         }
-        if matches!(state, Claimed | Publishing | Published | Retracting) {
+        if matches!(
+            state,
+            Claimed | Publishing | GivenUp | Published | Retracting
+        ) {
             self.granted();
         }
-        if matches!(state, Publishing | Published | Retracting) {
+        if matches!(state, Publishing | GivenUp | Published | Retracting) {
             self.whole();
+        }
+        if state == GivenUp {
+            self.owner.on_tick(at(1000), &mut self.out);
         }
         if matches!(state, Published | Retracting) {
             self.recorded();
@@ -321,7 +339,7 @@ impl Bench {
         let (op, key, version) = (self.op, KEY, VERSION);
         match event {
             // Bytes come once.
-            Whole if state == Publishing => {}
+            Whole if matches!(state, Publishing | GivenUp) => {}
             Whole => self.whole(),
             Granted => self.granted(),
             Exists => self.hear(ToOwner::Exists { op, key, version }),
@@ -357,7 +375,7 @@ impl Bench {
                 assert_eq!(evicted, expected, "{state:?}");
             }
             Map => self.owner.on_map(at(0), &map(2), &mut self.out),
-            Late => self.owner.on_tick(at(1000), &mut self.out),
+            Late => self.owner.on_tick(at(2000), &mut self.out),
         }
         self.out.iter().map(did).collect()
     }

@@ -41,8 +41,8 @@ impl ClusterClient {
     ///
     /// # Errors
     /// `OfAllTenants`: this client is of a tenant other than the default one. `Refused(TooManyQuotas)`:
-    /// [`QUOTAS_MAX`](lunette_kvstore_proto::credit::QUOTAS_MAX) others have one. `TimedOut`: it may be set, or not; set
-    /// again it is no other.
+    /// [`QUOTAS_MAX`](lunette_kvstore_proto::credit::QUOTAS_MAX) others have one. `TimedOut`: no member could be asked. `Interrupted`: it
+    /// may be set, or not; set again it is no other.
     pub async fn set_quota(
         &self,
         tenant: &Tenant,
@@ -52,8 +52,10 @@ impl ClusterClient {
         let until = time::now() + self.timeout;
         let change = (tenant.clone(), quota_bytes.map(NonZeroU64::get));
         let mut turn = entropy();
+        let mut late = StoreErrorKind::TimedOut;
         while time::now() < until {
             if let Some((to, address)) = any_seat(&self.asking.map(), turn) {
+                late = StoreErrorKind::Interrupted;
                 let change = Some(change.clone());
                 let is_set = self.ask_to_set(QuotaMessage { to, change }, until).await;
                 if is_set.map_err(|kind| StoreError::at(address, kind))? {
@@ -63,7 +65,7 @@ impl ClusterClient {
             turn = turn.wrapping_add(1);
             time::sleep(PAUSE).await;
         }
-        Err(StoreError::local(StoreErrorKind::TimedOut))
+        Err(StoreError::local(late))
     }
 
     /// Whether it is set; if not, another member may do it.

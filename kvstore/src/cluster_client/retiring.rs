@@ -21,8 +21,8 @@ impl ClusterClient {
     /// the deadline of operations. What is empty already stays so; a member is filled again when it starts anew.
     ///
     /// # Errors
-    /// `NoMember`: the map has no such member. `LastMember`: all others are emptied already. `TimedOut`: it could not be asked, or no such map was made in time; it may be made
-    /// later. `OfAllTenants`: this client is of a tenant other than the default one.
+    /// `NoMember`: the map has no such member. `LastMember`: all others are emptied already. `TimedOut`: it was not asked. `Interrupted`: it did
+    /// not answer, or no such map was made in time; it may be made later. `OfAllTenants`: this client is of a tenant other than the default one.
     pub async fn retire(&self, member: SocketAddr) -> Result<(), StoreError> {
         self.check_of_all()?;
         let until = time::now() + self.timeout;
@@ -48,10 +48,10 @@ impl ClusterClient {
                 Ok(status) => {
                     return Err(StoreError::at(member, StoreErrorKind::Refused(status)));
                 }
-                Err(kind) => return Err(StoreError::at(member, kind)),
+                Err(kind) => return Err(in_doubt(StoreError::at(member, kind))),
             }
             // It has left, or has started again since this client looked last.
-            self.wait_for_map(until).await?;
+            self.wait_for_map(until).await.map_err(in_doubt)?;
             let now = self.member(member);
             if now.is_none_or(|now| now.incarnation == to.incarnation) {
                 return Ok(());
@@ -61,7 +61,7 @@ impl ClusterClient {
             .member(member)
             .is_some_and(|member| !member.is_draining)
         {
-            self.wait_for_map(until).await?;
+            self.wait_for_map(until).await.map_err(in_doubt)?;
             time::sleep(PAUSE).await;
         }
         Ok(())
@@ -81,5 +81,16 @@ impl ClusterClient {
         let map = self.asking.map();
         let mut members = map.members().iter();
         members.find(|member| member.address == address).cloned()
+    }
+}
+
+/// Time was over after the member may have been asked.
+const fn in_doubt(error: StoreError) -> StoreError {
+    match error.kind {
+        StoreErrorKind::TimedOut => StoreError {
+            kind: StoreErrorKind::Interrupted,
+            ..error
+        },
+        _ => error,
     }
 }

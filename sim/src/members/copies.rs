@@ -35,6 +35,8 @@ pub(crate) struct Copies {
     /// Since when its home knows of each; `MAX` before that, and when it leaves.
     living: BTreeMap<(u64, Version), BTreeMap<Holder, Time>>,
     ended: BTreeMap<(u64, Version), Ends>,
+    /// Which nodes were told last to drop one while others had some, and when.
+    spared: BTreeMap<((u64, Version), u64), Time>,
     absences: Vec<Absence>,
     /// How many went to a drive, came back, and were there when their node was started again.
     pub(crate) moves: BTreeMap<&'static str, u64>,
@@ -73,6 +75,9 @@ impl Copies {
             "promoted" => *self.moves.entry("promoted").or_default() += 1,
             what => {
                 holders.remove(&holder);
+                if what == "ordered" && holders.values().any(|since| *since <= now) {
+                    self.spared.insert((copy, holder.0), now);
+                }
                 // Who was away may come back cold: what it had is not trusted, where nobody knows any more
                 // whether it was removed.
                 let is_cold = what == "ordered" && self.may_be_away(holder.0, Time::ZERO, now);
@@ -122,6 +127,12 @@ impl Copies {
         present.next().map(|(holder, _)| holder.0)
     }
 
+    /// Whether a node was told to drop its copy since then, and others had some.
+    pub(crate) fn is_spared(&self, copy: (u64, Version), node: u64, since: Time) -> bool {
+        let told = self.spared.get(&(copy, node));
+        told.is_some_and(|told| *told >= since)
+    }
+
     /// What has become of its copies.
     pub(crate) fn ends(&self, copy: (u64, Version)) -> Ends {
         let mut ends = self.ended.get(&copy).copied().unwrap_or_default();
@@ -129,6 +140,16 @@ impl Copies {
         let holders = self.living.get(&copy).into_iter().flatten();
         ends.is_lost |= holders.into_iter().any(|(_, since)| *since < Time::MAX);
         ends
+    }
+
+    /// Whether any copy of a key has been evicted, or had by who is gone or may be away.
+    pub(crate) fn has_ended(&self, key: u64) -> bool {
+        let ended = self.ended.iter().filter(|((own, _), _)| *own == key);
+        let mut ended = ended.map(|(_, ends)| ends.is_evicted || ends.is_lost);
+        let living = self.living.iter().filter(|((own, _), _)| *own == key);
+        let mut holders = living.flat_map(|(_, all)| all.keys());
+        ended.any(|has| has)
+            || holders.any(|(node, _)| self.may_be_away(*node, Time::ZERO, Time::MAX))
     }
 
     /// Whether a copy of any other key has been evicted, or had by who is gone or away.

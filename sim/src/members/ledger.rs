@@ -96,8 +96,10 @@ struct Change {
 struct History {
     writes: BTreeMap<u64, Write>,
     changes: Vec<Change>,
-    /// Removals and upserts that may have been done, now or later.
-    doubtful: u64,
+    /// Removals that may have been done, now or later.
+    removals_in_doubt: u64,
+    /// The same of upserts.
+    upserts_in_doubt: u64,
     by_version: BTreeMap<Version, u64>,
     holds: Vec<Hold>,
 }
@@ -190,7 +192,7 @@ impl Ledger {
         history.writes.insert(self.last_value, write);
         if kind == WriteKind::Upsert {
             // Until it has ended.
-            history.doubtful += 1;
+            history.upserts_in_doubt += 1;
         }
         self.last_value
     }
@@ -225,7 +227,7 @@ impl Ledger {
         }
         let history = self.keys.get_mut(&key).expect("it has begun");
         if write.kind == WriteKind::Upsert && end != End::Doubt {
-            history.doubtful -= 1;
+            history.upserts_in_doubt -= 1;
         }
         if write.kind == WriteKind::Upsert && end == End::Done {
             history.changes.push(Change {
@@ -250,13 +252,13 @@ impl Ledger {
     }
 
     pub(crate) fn begin_removal(&mut self, key: usize) {
-        self.keys.entry(key).or_default().doubtful += 1;
+        self.keys.entry(key).or_default().removals_in_doubt += 1;
     }
 
     pub(crate) fn end_removal(&mut self, now: Time, key: usize, begun: Time, end: End) {
         let history = self.keys.get_mut(&key).expect("it has begun");
         if end != End::Doubt {
-            history.doubtful -= 1;
+            history.removals_in_doubt -= 1;
         }
         if end == End::Done {
             history.changes.push(Change {
@@ -350,10 +352,20 @@ impl Ledger {
         let standing = acknowledged.into_iter();
         let standing = standing.filter(|(value, write, _)| !is_changed(*value, write));
         let standing: Vec<_> = standing.collect();
-        if history.doubtful > 0 || standing.is_empty() {
+        if history.removals_in_doubt > 0 || standing.is_empty() {
             return Ok(Cause::Removed);
         }
         let high = fingerprint_high(key);
+        if history.upserts_in_doubt > 0 {
+            // Whichever of the versions is there now, it was not removed.
+            return if self.copies.has_ended(high) {
+                Ok(Cause::Evicted)
+            } else {
+                Err(format!(
+                    "an upsert in doubt has left nothing of {standing:?}"
+                ))
+            };
+        }
         let (mut ends, mut held) = (Ends::default(), None);
         let mut pinned = standing.iter().filter(|(_, write, version)| {
             write.is_pinned && !self.copies.ends((high, *version)).is_beaten
@@ -370,7 +382,7 @@ impl Ledger {
             ends.is_evicted |= own.is_evicted;
             ends.is_lost |= own.is_lost;
             if !own.is_beaten {
-                held = held.or_else(|| self.hold_throughout((history, *version), begun, now));
+                held = held.or_else(|| self.hold_throughout((history, copy), begun, now));
             }
         }
         match ends {
@@ -388,16 +400,18 @@ impl Ledger {
 
     fn hold_throughout(
         &self,
-        (history, version): (&History, Version),
+        (history, copy): (&History, (u64, Version)),
         begun: Time,
         now: Time,
     ) -> Option<Hold> {
         let holds = history.holds.iter().copied();
-        let mut holds = holds.filter(|hold| hold.version == version);
-        // One whose clock has jumped takes its promise for kept.
+        let mut holds = holds.filter(|hold| hold.version == copy.1);
+        // One whose clock has jumped takes its promise for kept, and who has dropped a copy that was one too many, or
+        // is to be emptied, holds it no more.
         holds.find(|hold| {
             let is_undisturbed = !self.copies.may_be_away(hold.node, hold.asked, now);
-            hold.told < begun && now < hold.until && is_undisturbed
+            let is_spared = self.copies.is_spared(copy, hold.node, hold.asked);
+            hold.told < begun && now < hold.until && is_undisturbed && !is_spared
         })
     }
 

@@ -1,7 +1,8 @@
 //! What is held: objects that were looked up and are about to be read.
 //!
 //! A hold binds eviction and nothing else. Memory is safe without it, since a read pins what it
-//! reads; and a removal does not wait for it.
+//! reads; and neither a removal waits for it, nor a home that has one copy too many, or one at a member that is to
+//! be emptied: the object is elsewhere then, and held by nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -97,11 +97,14 @@ pub(super) enum Stage {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
     pub(super) op: OpId,
-    author: (AskerId, RequestId),
+    /// Who waits for it. Nobody, once the time of one that is published is over: its home may have recorded it, and had what it
+    /// replaces dropped, so it ends as that one says.
+    author: Option<(AskerId, RequestId)>,
     ask: WriteAsk,
     /// Length and checksum, once all bytes are here.
     whole: Option<(u32, u32)>,
     pub(super) stage: Stage,
+    /// Until when somebody waits.
     until: Time,
     /// When the home was asked last.
     asked: Time,
@@ -144,7 +147,7 @@ impl Owner {
             return None;
         }
         let under_way = self.writes.get(&ask.key);
-        if under_way.is_some_and(|write| write.author == author) {
+        if under_way.is_some_and(|write| write.author == Some(author)) {
             return None;
         }
         let refusal = self.refusal(now, &ask, under_way.is_some());
@@ -160,7 +163,7 @@ impl Owner {
         let wait_ms = ask.wait_ms.min(WAIT_MS_MAX);
         let write = Write {
             op,
-            author,
+            author: Some(author),
             ask,
             whole: None,
             stage: Stage::Claiming,
@@ -376,8 +379,13 @@ impl Owner {
         {
             self.unlist(place);
             let write = self.writes.get_mut(&place.key).expect("it publishes");
-            write.stage = Stage::Claiming;
-            self.ask_home(now, place.key, out);
+            if write.author.is_some() {
+                write.stage = Stage::Claiming;
+                self.ask_home(now, place.key, out);
+            } else {
+                out.push(OwnerAction::Discard(op));
+                self.conclude(now, place.key, WriteAnswer::Aborted, out);
+            }
         }
         self.has_not_joined(op, place, out);
     }
@@ -385,31 +393,16 @@ impl Owner {
     /// Ends a write whose time is over, or whose writer is gone.
     fn give_up(&mut self, now: Time, key: Fingerprint, answer: WriteAnswer, out: Out<'_>) {
         let write = self.writes[&key];
-        let Stage::Publishing(info) = write.stage else {
-            if let Some(home) = home_of(&self.map, key) {
-                let op = write.op;
-                out.push(OwnerAction::ToHome(home, ToHome::Abandon { op, key }));
-            }
-            out.push(OwnerAction::Discard(write.op));
-            self.conclude(now, key, answer, out);
+        if let Stage::Publishing(_) = write.stage {
+            self.answer(now, key, WriteAnswer::Interrupted, out);
             return;
-        };
-        // It may be recorded, and others have been told so: it leaves like a copy that is evicted.
-        let place = CopyPlace {
-            key,
-            version: info.version,
-        };
-        let held = Held::new(
-            write.op,
-            info,
-            write.ask.namespace,
-            State::Published,
-            write.moved_in,
-        );
-        self.copies.insert(place.key, held);
-        out.push(OwnerAction::Name(write.op, place));
-        self.conclude(now, key, WriteAnswer::Interrupted, out);
-        self.retract(now, place, 0, out);
+        }
+        if let Some(home) = home_of(&self.map, key) {
+            let op = write.op;
+            out.push(OwnerAction::ToHome(home, ToHome::Abandon { op, key }));
+        }
+        out.push(OwnerAction::Discard(write.op));
+        self.conclude(now, key, answer, out);
     }
 
     pub(super) fn end_writes(&mut self, now: Time, out: Out<'_>) {
@@ -482,11 +475,20 @@ impl Owner {
         answer: WriteAnswer,
         out: Out<'_>,
     ) {
+        self.answer(now, key, answer, out);
         let write = self.writes.remove(&key).expect("a write ends once");
         self.keys.remove(&write.op);
-        let (asker, request) = write.author;
-        self.remember(now, write.author, answer);
-        out.push(OwnerAction::Written(asker, request, answer));
+    }
+
+    /// Tells who waits for a write, if somebody does.
+    fn answer(&mut self, now: Time, key: Fingerprint, answer: WriteAnswer, out: Out<'_>) {
+        let write = self.writes.get_mut(&key).expect("a write under way");
+        write.until = Time::MAX;
+        if let Some(author) = write.author.take() {
+            self.remember(now, author, answer);
+            let (asker, request) = author;
+            out.push(OwnerAction::Written(asker, request, answer));
+        }
     }
 
     fn remember(&mut self, now: Time, author: (AskerId, RequestId), answer: WriteAnswer) {
