@@ -38,6 +38,7 @@ pub(crate) struct Copies {
     /// Which nodes were told last to drop one while others had some, and when.
     spared: BTreeMap<((u64, Version), u64), Time>,
     absences: Vec<Absence>,
+    last_kill: Option<Time>,
     /// How many went to a drive, came back, and were there when their node was started again.
     pub(crate) moves: BTreeMap<&'static str, u64>,
 }
@@ -94,7 +95,8 @@ impl Copies {
     }
 
     /// A node has been killed.
-    pub(crate) fn on_kill(&mut self, node: u64) {
+    pub(crate) fn on_kill(&mut self, now: Time, node: u64) {
+        self.last_kill = Some(now);
         for (copy, holders) in &mut self.living {
             let before = holders.len();
             holders.retain(|holder, _| holder.0 != node);
@@ -125,6 +127,11 @@ impl Copies {
         let mut present = holders
             .filter(|(holder, since)| **since <= from && !self.may_be_away(holder.0, from, now));
         present.next().map(|(holder, _)| holder.0)
+    }
+
+    /// Whether a node has been killed since then: what it was writing is gone, of which nobody has told.
+    pub(crate) fn has_been_killed(&self, since: Time) -> bool {
+        self.last_kill.is_some_and(|last| last >= since)
     }
 
     /// Whether a node was told to drop its copy since then, and others had some.

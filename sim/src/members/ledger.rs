@@ -98,10 +98,19 @@ struct History {
     changes: Vec<Change>,
     /// Removals that may have been done, now or later.
     removals_in_doubt: u64,
-    /// The same of upserts.
-    upserts_in_doubt: u64,
     by_version: BTreeMap<Version, u64>,
     holds: Vec<Hold>,
+}
+
+impl History {
+    /// Since when an upsert is under way, or was, that may have been done, now or later.
+    fn in_doubt_since(&self) -> Option<Time> {
+        let upserts = self.writes.values().filter(|write| {
+            let is_open = matches!(write.ended, None | Some((_, End::Doubt)));
+            write.kind == WriteKind::Upsert && is_open
+        });
+        upserts.map(|write| write.begun).min()
+    }
 }
 
 /// What a get was answered with.
@@ -190,10 +199,6 @@ impl Ledger {
         };
         let history = self.keys.entry(key).or_default();
         history.writes.insert(self.last_value, write);
-        if kind == WriteKind::Upsert {
-            // Until it has ended.
-            history.upserts_in_doubt += 1;
-        }
         self.last_value
     }
 
@@ -226,9 +231,6 @@ impl Ledger {
             }
         }
         let history = self.keys.get_mut(&key).expect("it has begun");
-        if write.kind == WriteKind::Upsert && end != End::Doubt {
-            history.upserts_in_doubt -= 1;
-        }
         if write.kind == WriteKind::Upsert && end == End::Done {
             history.changes.push(Change {
                 begun: write.begun,
@@ -356,10 +358,12 @@ impl Ledger {
             return Ok(Cause::Removed);
         }
         let high = fingerprint_high(key);
-        if history.upserts_in_doubt > 0 {
+        if let Some(since) = history.in_doubt_since() {
             // Whichever of the versions is there now, it was not removed.
             return if self.copies.has_ended(high) {
                 Ok(Cause::Evicted)
+            } else if self.copies.has_been_killed(since) {
+                Ok(Cause::HolderGone)
             } else {
                 Err(format!(
                     "an upsert in doubt has left nothing of {standing:?}"

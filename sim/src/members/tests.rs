@@ -99,7 +99,7 @@ fn each_cause_is_told() {
     assert_eq!(miss(&mut removed, 40, 41), Some("removed"));
 
     let (mut killed, _) = with_a_write(WriteKind::Put, 5);
-    killed.copies.on_kill(1);
+    killed.copies.on_kill(at(25), 1);
     assert_eq!(miss(&mut killed, 40, 41), Some("holder_gone"));
 
     let (mut away, _) = with_a_write(WriteKind::Put, 5);
@@ -154,11 +154,68 @@ fn what_was_dropped_for_no_reason_is_missed_without_a_cause() {
     assert_eq!(miss(&mut cold, 30, 31), Some("holder_gone"));
 }
 
+/// Of an upsert in doubt and what it replaces one is there, unless it has left or who was writing is gone.
+#[test]
+fn an_upsert_in_doubt_removes_nothing() {
+    let in_doubt = || {
+        let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
+        let value = ledger.begin_write(at(22), KEY, WriteKind::Upsert);
+        ledger.end_write(at(24), (KEY, value), End::Doubt, None);
+        ledger
+    };
+    let mut gone = in_doubt();
+    tell(&mut gone, 26, 1, 5, "ordered");
+    assert_eq!(miss(&mut gone, 30, 31), None);
+    let mut evicted = in_doubt();
+    tell(&mut evicted, 26, 1, 5, "ordered");
+    tell(&mut evicted, 27, 1, 6, "kept");
+    tell(&mut evicted, 28, 1, 6, "leaves");
+    assert_eq!(miss(&mut evicted, 30, 31), Some("evicted"));
+    let mut killed = in_doubt();
+    tell(&mut killed, 21, 1, 5, "ordered");
+    killed.copies.on_kill(at(21), 2);
+    assert_eq!(miss(&mut killed, 30, 31), None, "it was before that");
+    killed.copies.on_kill(at(23), 2);
+    assert_eq!(miss(&mut killed, 30, 31), Some("holder_gone"));
+}
+
+#[test]
+fn who_drops_one_of_several_holds_it_no_more() {
+    let held = || {
+        let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
+        tell(&mut ledger, 21, 2, 5, "kept");
+        tell(&mut ledger, 21, 2, 5, "recorded");
+        let (asked, told, until) = (at(22), at(23), at(90));
+        ledger.on_hold(
+            KEY,
+            Hold {
+                version: version(5),
+                node: 1,
+                asked,
+                told,
+                until,
+            },
+        );
+        ledger
+    };
+    let mut spared = held();
+    tell(&mut spared, 25, 1, 5, "ordered");
+    tell(&mut spared, 26, 2, 5, "leaves");
+    tell(&mut spared, 27, 2, 5, "evicted");
+    assert_eq!(miss(&mut spared, 30, 31), Some("evicted"));
+    let mut broken = held();
+    for (ms, node) in [(25, 2), (27, 1)] {
+        tell(&mut broken, ms, node, 5, "leaves");
+        tell(&mut broken, ms + 1, node, 5, "evicted");
+    }
+    assert_eq!(miss(&mut broken, 30, 31), None);
+}
+
 #[test]
 fn another_holder_counts_from_when_the_home_knows_of_it() {
     let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
     tell(&mut ledger, 21, 2, 5, "kept");
-    ledger.copies.on_kill(1);
+    ledger.copies.on_kill(at(25), 1);
     assert_eq!(miss(&mut ledger, 30, 31), Some("holder_gone"));
     tell(&mut ledger, 32, 2, 5, "recorded");
     assert_eq!(miss(&mut ledger, 31, 33), Some("holder_gone"));

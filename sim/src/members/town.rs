@@ -383,9 +383,10 @@ impl Town {
         if !self.is_alive(index) {
             return;
         }
+        let now = self.world.now();
         let mut ledger = self.ledger.borrow_mut();
         ledger.count("kill");
-        ledger.copies.on_kill(node_id(index));
+        ledger.copies.on_kill(now, node_id(index));
         drop(ledger);
         self.world.kill(self.nodes[usize::from(index)], how);
     }
