@@ -286,6 +286,7 @@ pub(crate) fn to_owner(source: &mut impl Source, known: Epoch) -> ToOwner {
             is_cut_off: source.flag(),
             order: source.below(16).into(),
         },
+        4 if op.0 % 4 == 3 => ToOwner::Replacing { op, key, version },
         4 => ToOwner::Lost { op, key, version },
         5 => ToOwner::Drop {
             key,

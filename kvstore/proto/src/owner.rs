@@ -28,11 +28,12 @@
 //! - **What is ordered of a copy that was here before is not done to the one that came later.** Otherwise a
 //!   drop that is late would take what was made again, and nobody would know if its answer is lost.
 //! - **A write that ends in doubt keeps its copy until the home lets it go.** Others may have been
-//!   told that the key is taken.
+//!   told that the key is taken, and what it replaces may be gone.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `writes` | claims and publications |
+//! | `given_up` | writes that nobody waits for any more |
 //! | `direct` | puts whose home is on this very core |
 //! | `copies` | what is held, served, retracted, dropped |
 //! | `kept` | the copies, by key and version |
@@ -43,6 +44,7 @@
 
 mod copies;
 mod direct;
+mod given_up;
 mod holds;
 mod kept;
 mod limits;
@@ -278,6 +280,7 @@ impl Owner {
         if map.generation() > previous.generation() && !mutant::is_on(Mutant::GenerationIgnored) {
             self.clear(now, out);
         }
+        self.take_back_unrecorded(now, out);
         self.let_go(out);
         self.write_anew(now, out);
         self.ask_again(now, Time::MAX, out);
@@ -336,6 +339,9 @@ impl Owner {
             } => {
                 let copy = (op, CopyPlace { key, version });
                 self.recorded(now, from, copy, (is_cut_off, order), out);
+            }
+            ToOwner::Replacing { op, key, version } => {
+                self.replacing(op, CopyPlace { key, version })
             }
             ToOwner::Lost { op, key, version } => {
                 self.lost(now, op, CopyPlace { key, version }, out);

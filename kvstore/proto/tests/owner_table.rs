@@ -46,6 +46,8 @@ enum State {
     Publishing,
     /// It is published, and its writer waits no longer.
     GivenUp,
+    /// And its home is having dropped what it replaces.
+    Replacing,
     Published,
     Retracting,
     /// A replica that its home has not recorded yet.
@@ -58,6 +60,7 @@ enum Event {
     Granted,
     Exists,
     Recorded,
+    Replaces,
     Lost,
     Drop,
     Read,
@@ -92,24 +95,29 @@ use Did::{
     AskedClaim, AskedPublish, AskedRetract, Discarded, Existed, Freed, Interrupts, IsBusy, Named,
     SaidAbandon, SaidDropped, SaidKept, Served, Wrote,
 };
-use Event::{Drop, Evict, Exists, Granted, Late, Lost, Map, Read as Reads, Recorded, Whole};
+use Event::{
+    Drop, Evict, Exists, Granted, Late, Lost, Map, Read as Reads, Recorded, Replaces, Whole,
+};
 use FreeCause::{Evicted, Ordered, Unrecorded};
-use State::{Absent, Claimed, Claiming, GivenUp, Joining, Published, Publishing, Retracting};
+use State::{
+    Absent, Claimed, Claiming, GivenUp, Joining, Published, Publishing, Replacing, Retracting,
+};
 
-const STATES: [State; 8] = [
-    Absent, Claiming, Claimed, Publishing, GivenUp, Published, Retracting, Joining,
+const STATES: [State; 9] = [
+    Absent, Claiming, Claimed, Publishing, GivenUp, Replacing, Published, Retracting, Joining,
 ];
-const EVENTS: [Event; 10] = [
-    Whole, Granted, Exists, Recorded, Lost, Drop, Reads, Evict, Map, Late,
+const EVENTS: [Event; 11] = [
+    Whole, Granted, Exists, Recorded, Replaces, Lost, Drop, Reads, Evict, Map, Late,
 ];
 
-const TABLE: [(State, Event, &[Did]); 80] = [
+const TABLE: [(State, Event, &[Did]); 99] = [
     (Absent, Whole, &[]),
     // Nobody waits for it: others need not either.
     (Absent, Granted, &[SaidAbandon]),
     (Absent, Exists, &[]),
     // The home believes in a copy that is not here.
     (Absent, Recorded, &[AskedRetract]),
+    (Absent, Replaces, &[]),
     (Absent, Lost, &[]),
     (Absent, Drop, &[SaidDropped]),
     (Absent, Reads, &[]),
@@ -120,6 +128,7 @@ const TABLE: [(State, Event, &[Did]); 80] = [
     (Claiming, Granted, &[]),
     (Claiming, Exists, &[Discarded, Existed]),
     (Claiming, Recorded, &[AskedRetract]),
+    (Claiming, Replaces, &[]),
     (Claiming, Lost, &[]),
     (Claiming, Drop, &[SaidDropped]),
     (Claiming, Reads, &[]),
@@ -130,6 +139,7 @@ const TABLE: [(State, Event, &[Did]); 80] = [
     (Claimed, Granted, &[]),
     (Claimed, Exists, &[]),
     (Claimed, Recorded, &[AskedRetract]),
+    (Claimed, Replaces, &[]),
     (Claimed, Lost, &[]),
     (Claimed, Drop, &[SaidDropped]),
     (Claimed, Reads, &[]),
@@ -141,6 +151,7 @@ const TABLE: [(State, Event, &[Did]); 80] = [
     (Publishing, Granted, &[]),
     (Publishing, Exists, &[]),
     (Publishing, Recorded, &[Named, Wrote]),
+    (Publishing, Replaces, &[]),
     // Its claim is over: it begins anew.
     (Publishing, Lost, &[AskedClaim]),
     (Publishing, Drop, &[Discarded, Interrupts, SaidDropped]),
@@ -153,16 +164,31 @@ const TABLE: [(State, Event, &[Did]); 80] = [
     (GivenUp, Granted, &[]),
     (GivenUp, Exists, &[]),
     (GivenUp, Recorded, &[Named]),
+    (GivenUp, Replaces, &[]),
     (GivenUp, Lost, &[Discarded]),
     (GivenUp, Drop, &[Discarded, SaidDropped]),
     (GivenUp, Reads, &[]),
     (GivenUp, Evict, &[]),
-    (GivenUp, Map, &[AskedPublish]),
+    // Its next home need not know what was removed.
+    (GivenUp, Map, &[Named, Freed(Evicted), AskedRetract]),
     (GivenUp, Late, &[AskedPublish]),
+    (Replacing, Whole, &[]),
+    (Replacing, Granted, &[]),
+    (Replacing, Exists, &[]),
+    (Replacing, Recorded, &[Named]),
+    (Replacing, Replaces, &[]),
+    (Replacing, Lost, &[Discarded]),
+    (Replacing, Drop, &[Discarded, SaidDropped]),
+    (Replacing, Reads, &[]),
+    (Replacing, Evict, &[]),
+    // It is a copy like others.
+    (Replacing, Map, &[AskedPublish]),
+    (Replacing, Late, &[AskedPublish]),
     (Published, Whole, &[]),
     (Published, Granted, &[SaidAbandon]),
     (Published, Exists, &[]),
     (Published, Recorded, &[SaidKept]),
+    (Published, Replaces, &[]),
     (Published, Lost, &[]),
     (Published, Drop, &[Freed(Ordered), SaidDropped]),
     (Published, Reads, &[Served]),
@@ -173,6 +199,7 @@ const TABLE: [(State, Event, &[Did]); 80] = [
     (Retracting, Granted, &[SaidAbandon]),
     (Retracting, Exists, &[]),
     (Retracting, Recorded, &[SaidKept]),
+    (Retracting, Replaces, &[]),
     (Retracting, Lost, &[]),
     (Retracting, Drop, &[Freed(Evicted), SaidDropped]),
     (Retracting, Reads, &[Served]),
@@ -184,6 +211,7 @@ const TABLE: [(State, Event, &[Did]); 80] = [
     (Joining, Granted, &[SaidAbandon]),
     (Joining, Exists, &[]),
     (Joining, Recorded, &[SaidKept]),
+    (Joining, Replaces, &[]),
     (Joining, Lost, &[Freed(Unrecorded)]),
     (Joining, Drop, &[Freed(Unrecorded), SaidDropped]),
     (Joining, Reads, &[]),
@@ -299,6 +327,11 @@ impl Bench {
         self.hear_in(epoch, recorded);
     }
 
+    fn replacing(&mut self) {
+        let (op, key, version) = (self.op, KEY, VERSION);
+        self.hear(ToOwner::Replacing { op, key, version });
+    }
+
     fn whole(&mut self) {
         self.owner
             .whole(at(0), self.op, INFO.len_bytes, INFO.crc32c, &mut self.out);
@@ -310,20 +343,26 @@ impl Bench {
         }
         if matches!(
             state,
-            Claiming | Claimed | Publishing | GivenUp | Published | Retracting
+            Claiming | Claimed | Publishing | GivenUp | Replacing | Published | Retracting
         ) {
             assert_eq!(self.write(1, KEY), Some(self.op));
         }
         if matches!(
             state,
-            Claimed | Publishing | GivenUp | Published | Retracting
+            Claimed | Publishing | GivenUp | Replacing | Published | Retracting
         ) {
             self.granted();
         }
-        if matches!(state, Publishing | GivenUp | Published | Retracting) {
+        if matches!(
+            state,
+            Publishing | GivenUp | Replacing | Published | Retracting
+        ) {
             self.whole();
         }
-        if state == GivenUp {
+        if state == Replacing {
+            self.replacing();
+        }
+        if matches!(state, GivenUp | Replacing) {
             self.owner.on_tick(at(1000), &mut self.out);
         }
         if matches!(state, Published | Retracting) {
@@ -339,11 +378,12 @@ impl Bench {
         let (op, key, version) = (self.op, KEY, VERSION);
         match event {
             // Bytes come once.
-            Whole if matches!(state, Publishing | GivenUp) => {}
+            Whole if matches!(state, Publishing | GivenUp | Replacing) => {}
             Whole => self.whole(),
             Granted => self.granted(),
             Exists => self.hear(ToOwner::Exists { op, key, version }),
             Recorded => self.recorded(),
+            Replaces => self.replacing(),
             Lost => self.hear(ToOwner::Lost { op, key, version }),
             Drop => self.hear(ToOwner::Drop {
                 key,
@@ -420,6 +460,23 @@ fn the_table_names_each_state_and_event_once() {
             assert_eq!(rows.count(), 1, "{state:?} on {event:?}");
         }
     }
+}
+
+/// What was claimed of a home that may be another one by now is not asked for any longer than its writer waits.
+#[test]
+fn what_is_not_known_to_be_recorded_is_taken_back_under_another_map() {
+    let mut bench = Bench::new(OwnerLimits::default());
+    bench.bring(Publishing);
+    assert_eq!(bench.apply(Publishing, Map), [AskedPublish]);
+    bench.out.clear();
+    let late = bench.apply(Publishing, Late);
+    assert_eq!(late, [Interrupts, Named, AskedRetract]);
+    let mut bench = Bench::new(OwnerLimits::default());
+    bench.bring(Publishing);
+    bench.replacing();
+    bench.apply(Publishing, Map);
+    bench.out.clear();
+    assert_eq!(bench.apply(Publishing, Late), [Interrupts, AskedPublish]);
 }
 
 #[test]

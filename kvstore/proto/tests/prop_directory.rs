@@ -142,7 +142,7 @@ fn to_home() -> impl Strategy<Value = ToHome> {
 
 fn to_owner() -> impl Strategy<Value = ToOwner> {
     let parts = (
-        0..12_u8,
+        0..13_u8,
         (any::<u64>(), any::<u64>(), any::<u64>(), any::<bool>()),
         (key(), version(), namespace(), hold(), option::of(place())),
         vec(any::<u64>(), 0..=HOLDERS_MAX),
@@ -181,6 +181,7 @@ fn to_owner() -> impl Strategy<Value = ToOwner> {
                     after,
                 },
                 8 => ToOwner::CameBack { key },
+                11 => ToOwner::Replacing { op, key, version },
                 9 => ToOwner::WasUsed {
                     key,
                     reuses: u8::try_from(order % 256).expect("a byte"),

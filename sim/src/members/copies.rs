@@ -76,7 +76,8 @@ impl Copies {
             "promoted" => *self.moves.entry("promoted").or_default() += 1,
             what => {
                 holders.remove(&holder);
-                if what == "ordered" && holders.values().any(|since| *since <= now) {
+                // Another may be leaving by then, of which the home had not heard.
+                if what == "ordered" && !holders.is_empty() {
                     self.spared.insert((copy, holder.0), now);
                 }
                 // Who was away may come back cold: what it had is not trusted, where nobody knows any more

@@ -221,7 +221,7 @@ impl Home {
         true
     }
 
-    /// The writer is told, unless older copies have to leave before.
+    /// The writer is told, unless older copies have to leave before: then the owner is, so that this one stays.
     fn acknowledge(
         &self,
         key: Fingerprint,
@@ -235,6 +235,8 @@ impl Home {
             .get(&key)
             .is_some_and(|change| change.version == version)
         {
+            let replacing = ToOwner::Replacing { op, key, version };
+            out.push(HomeAction::ToOwner(seat, replacing));
             return;
         }
         let is_cut_off = lease == Lease::CutOff;

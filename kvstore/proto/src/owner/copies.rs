@@ -360,7 +360,7 @@ impl Owner {
     }
 
     /// Asks the home about a copy that joins or leaves.
-    fn ask_about(&mut self, now: Time, place: CopyPlace, out: Out<'_>) {
+    pub(super) fn ask_about(&mut self, now: Time, place: CopyPlace, out: Out<'_>) {
         let held = self.copies.get_mut(place).expect("a copy that is here");
         let CopyPlace { key, version } = place;
         let item = match &mut held.state {

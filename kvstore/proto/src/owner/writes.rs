@@ -99,8 +99,10 @@ pub(super) struct Write {
     pub(super) op: OpId,
     /// Who waits for it. Nobody, once the time of one that is published is over: its home may have recorded it, and had what it
     /// replaces dropped, so it ends as that one says.
-    author: Option<(AskerId, RequestId)>,
-    ask: WriteAsk,
+    pub(super) author: Option<(AskerId, RequestId)>,
+    /// Its home has said that it is recorded, and that what it replaces has to leave.
+    pub(super) is_recorded: bool,
+    pub(super) ask: WriteAsk,
     /// Length and checksum, once all bytes are here.
     whole: Option<(u32, u32)>,
     pub(super) stage: Stage,
@@ -164,6 +166,7 @@ impl Owner {
         let write = Write {
             op,
             author: Some(author),
+            is_recorded: false,
             ask,
             whole: None,
             stage: Stage::Claiming,
@@ -381,6 +384,7 @@ impl Owner {
             let write = self.writes.get_mut(&place.key).expect("it publishes");
             if write.author.is_some() {
                 write.stage = Stage::Claiming;
+                write.is_recorded = false;
                 self.ask_home(now, place.key, out);
             } else {
                 out.push(OwnerAction::Discard(op));
@@ -388,21 +392,6 @@ impl Owner {
             }
         }
         self.has_not_joined(op, place, out);
-    }
-
-    /// Ends a write whose time is over, or whose writer is gone.
-    fn give_up(&mut self, now: Time, key: Fingerprint, answer: WriteAnswer, out: Out<'_>) {
-        let write = self.writes[&key];
-        if let Stage::Publishing(_) = write.stage {
-            self.answer(now, key, WriteAnswer::Interrupted, out);
-            return;
-        }
-        if let Some(home) = home_of(&self.map, key) {
-            let op = write.op;
-            out.push(OwnerAction::ToHome(home, ToHome::Abandon { op, key }));
-        }
-        out.push(OwnerAction::Discard(write.op));
-        self.conclude(now, key, answer, out);
     }
 
     pub(super) fn end_writes(&mut self, now: Time, out: Out<'_>) {
@@ -481,7 +470,13 @@ impl Owner {
     }
 
     /// Tells who waits for a write, if somebody does.
-    fn answer(&mut self, now: Time, key: Fingerprint, answer: WriteAnswer, out: Out<'_>) {
+    pub(super) fn answer(
+        &mut self,
+        now: Time,
+        key: Fingerprint,
+        answer: WriteAnswer,
+        out: Out<'_>,
+    ) {
         let write = self.writes.get_mut(&key).expect("a write under way");
         write.until = Time::MAX;
         if let Some(author) = write.author.take() {

@@ -72,6 +72,16 @@ pub enum ToOwner {
         /// copy that was here before.
         order: u64,
     },
+    /// The copy is recorded, and its write has not succeeded yet: what it replaces has to leave first, and may be gone already. From
+    /// now on it is a copy like others, whatever becomes of its writer.
+    Replacing {
+        /// The write.
+        op: OpId,
+        /// The key.
+        key: Fingerprint,
+        /// The version.
+        version: Version,
+    },
     /// The copy is not recorded, and will not be: its claim is over.
     Lost {
         /// The write, or the arrival of a replica.
@@ -150,6 +160,7 @@ impl ToOwner {
             | Self::Exists { key, .. }
             | Self::Refused { key, .. }
             | Self::Recorded { key, .. }
+            | Self::Replacing { key, .. }
             | Self::Lost { key, .. }
             | Self::Drop { key, .. }
             | Self::Serve { key, .. }
@@ -185,4 +196,5 @@ variants!(ToOwner {
     9 => Replicate { key, version, missing, holders },
     10 => CameBack { key },
     11 => WasUsed { key, reuses },
+    12 => Replacing { op, key, version },
 });
