@@ -42,6 +42,10 @@ pub enum Mutant {
     LossOverrated,
     /// A removal ends although a home has kept that it knew of all before.
     MemoryOutdated,
+    /// An upsert that nobody waits for any more leaves, although what it replaces may be gone.
+    UpsertLetGo,
+    /// A publication that nobody waits for stays under the next map, although nobody has said that it is recorded.
+    GivenUpKept,
     /// A member that was away speaks of what it has before that has been judged.
     UnjudgedServed,
     /// Nobody heeds the end of its lease.
@@ -82,7 +86,7 @@ pub enum Mutant {
 
 impl Mutant {
     /// Those of the home protocol, which its own simulation is to find.
-    pub const HOME: [(&'static str, Self); 15] = [
+    pub const HOME: [(&'static str, Self); 16] = [
         ("claim-unchecked", Self::ClaimUnchecked),
         ("direct-unchecked", Self::DirectUnchecked),
         ("publish-unclaimed", Self::PublishUnclaimed),
@@ -92,6 +96,7 @@ impl Mutant {
         ("memory-overrated", Self::MemoryOverrated),
         ("loss-overrated", Self::LossOverrated),
         ("memory-outdated", Self::MemoryOutdated),
+        ("given-up-kept", Self::GivenUpKept),
         ("unjudged-served", Self::UnjudgedServed),
         ("fence-ignored", Self::FenceIgnored),
         ("hold-ignored", Self::HoldIgnored),

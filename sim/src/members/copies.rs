@@ -130,9 +130,12 @@ impl Copies {
         present.next().map(|(holder, _)| holder.0)
     }
 
-    /// Whether a node has been killed since then: what it was writing is gone, of which nobody has told.
-    pub(crate) fn has_been_killed(&self, since: Time) -> bool {
-        self.last_kill.is_some_and(|last| last >= since)
+    /// Whether a node has been killed, or may have been away, since then: what it was writing is gone with it, of which nobody has
+    /// told.
+    pub(crate) fn has_anybody_gone(&self, since: Time, now: Time) -> bool {
+        let mut absences = self.absences.iter();
+        let is_away = |absence: &Absence| absence.from <= now && since < absence.until;
+        self.last_kill.is_some_and(|last| last >= since) || absences.any(is_away)
     }
 
     /// Whether a node was told to drop its copy since then, and others had some.

@@ -362,7 +362,7 @@ impl Ledger {
             // Whichever of the versions is there now, it was not removed.
             return if self.copies.has_ended(high) {
                 Ok(Cause::Evicted)
-            } else if self.copies.has_been_killed(since) {
+            } else if self.copies.has_anybody_gone(since, now) {
                 Ok(Cause::HolderGone)
             } else {
                 Err(format!(

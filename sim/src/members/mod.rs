@@ -28,12 +28,13 @@ use crate::report::Report;
 
 /// Bugs that are to be found here: those of pins and of the choice of nodes for replicas, and those of the home protocol, but for copies that are dropped although they
 /// are no surplus. There are seldom too many here; that bug is left to the protocol's own worlds.
-pub const MUTANTS: [(&str, Mutant); 11] = [
+pub const MUTANTS: [(&str, Mutant); 12] = [
     ("claim-unchecked", Mutant::ClaimUnchecked),
     ("publish-unclaimed", Mutant::PublishUnclaimed),
     ("retract-unrecorded", Mutant::RetractUnrecorded),
     ("barrier-skipped", Mutant::BarrierSkipped),
     ("tombstone-lost", Mutant::TombstoneLost),
+    ("upsert-let-go", Mutant::UpsertLetGo),
     ("fence-ignored", Mutant::FenceIgnored),
     ("hold-ignored", Mutant::HoldIgnored),
     ("hard-pin-ignored", Mutant::HardPinIgnored),

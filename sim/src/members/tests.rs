@@ -177,6 +177,11 @@ fn an_upsert_in_doubt_removes_nothing() {
     assert_eq!(miss(&mut killed, 30, 31), None, "it was before that");
     killed.copies.on_kill(at(23), 2);
     assert_eq!(miss(&mut killed, 30, 31), Some("holder_gone"));
+    let mut away = in_doubt();
+    tell(&mut away, 21, 1, 5, "ordered");
+    away.copies.on_disturbed(2, at(29), at(40));
+    assert_eq!(miss(&mut away, 27, 28), None, "it is later");
+    assert_eq!(miss(&mut away, 30, 31), Some("holder_gone"));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //!
 //! [`ToOwner::Replacing`]: crate::message::directory::ToOwner::Replacing
 
+use lunette_runtime_core::mutant::{self, Mutant};
 use lunette_runtime_core::time::Time;
 
 use super::copies::{Held, State};
@@ -27,7 +28,10 @@ impl Owner {
         let write = self.writes[&key];
         if let Stage::Publishing(info) = write.stage {
             self.answer(now, key, WriteAnswer::Interrupted, out);
-            if info.version.epoch < self.map.epoch() && !write.is_recorded {
+            let is_elsewhere = info.version.epoch < self.map.epoch();
+            let leaves = is_elsewhere && !write.is_recorded;
+            if (leaves && !mutant::is_on(Mutant::GivenUpKept)) || mutant::is_on(Mutant::UpsertLetGo)
+            {
                 let place = self.take_back(now, key, out);
                 self.ask_about(now, place, out);
             }
@@ -69,7 +73,8 @@ impl Owner {
         let writes = self.writes.iter();
         let unsure = writes.filter(|(_, write)| {
             let is_published = matches!(write.stage, Stage::Publishing(_));
-            is_published && write.author.is_none() && !write.is_recorded
+            let is_unsure = write.author.is_none() && !write.is_recorded;
+            is_published && is_unsure && !mutant::is_on(Mutant::GivenUpKept)
         });
         let unsure: Vec<Fingerprint> = unsure.map(|(&key, _)| key).collect();
         for key in unsure {
