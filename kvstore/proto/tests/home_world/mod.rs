@@ -283,11 +283,12 @@ impl World {
             if is_early && node == first {
                 let early = 1300 + u64::from(self.random.below(1000));
                 self.fault(early, Fault::End(node, true));
-                if self.random.below(2) == 0 {
+                // It knows less than those who are late.
+                if self.random.below(if are_late { 8 } else { 2 }) == 0 {
                     start = FAULTS_END_MS;
                 }
             } else {
-                if are_late && self.random.below(4) != 0 {
+                if are_late && self.random.below(8) != 0 {
                     start = FAULTS_END_MS;
                 }
                 self.fault(end, Fault::End(node, is_in_order));
