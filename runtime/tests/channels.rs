@@ -187,7 +187,10 @@ fn a_sleeping_core_is_woken_by_a_plain_thread_and_by_the_end_of_its_senders() {
         let thread = thread::spawn(move || {
             for number in 0..20_u32 {
                 thread::sleep(Duration::from_millis(1));
-                assert!(sender.try_send(number).is_ok());
+                // Of a machine that is busy the core may get nothing for longer than there is room.
+                while sender.try_send(number) == Err(SendError::Full(number)) {
+                    thread::sleep(Duration::from_millis(1));
+                }
             }
             thread::sleep(Duration::from_millis(5));
         });

@@ -40,6 +40,8 @@ pub(super) enum Who {
 pub(super) enum Fault {
     /// A node is killed, and started again when it is over.
     Kill(u8, Kill),
+    /// A node leaves in good order, ends, and is started again when it is over; by then it is killed if it has not left.
+    Stop(u8),
     Cut {
         from: Who,
         to: Who,
@@ -108,6 +110,17 @@ impl Plan {
         if of_coordinator.below(4) == 0 {
             faults.push(planned(&mut of_coordinator, Fault::Coordinator));
         }
+        let mut of_outages = SplitMix64::new(seed ^ 0x6f75_7461);
+        if of_outages.below(8) == 0 {
+            faults.extend(outages(&mut of_outages));
+        }
+        let mut of_stopping = SplitMix64::new(seed ^ 0x7374_6f70);
+        if of_stopping.below(3) == 0 {
+            for _ in 0..=of_stopping.below(3) {
+                let stop = Fault::Stop(small(&mut of_stopping, nodes));
+                faults.push(planned(&mut of_stopping, stop));
+            }
+        }
         let draws_drives = SplitMix64::new(seed ^ 0x6472_6976).below(4) < 3;
         let has_drives = is_tight && draws_drives;
         let mut of_all = SplitMix64::new(seed ^ 0x616c_6c20);
@@ -160,6 +173,22 @@ fn planned(random: &mut SplitMix64, fault: Fault) -> Planned {
         until: at_ms(until),
         fault,
     }
+}
+
+/// The coordinator is away again and again, for less than a lease or more.
+fn outages(random: &mut SplitMix64) -> Vec<Planned> {
+    let mut outages = Vec::new();
+    let mut from_ms = FAULTS_FROM_MS + random.below(1_000);
+    while from_ms < FAULTS_UNTIL_MS {
+        let until_ms = (from_ms + 100 + random.below(2_500)).min(FAULTS_UNTIL_MS);
+        outages.push(Planned {
+            from: at_ms(from_ms),
+            until: at_ms(until_ms),
+            fault: Fault::Coordinator,
+        });
+        from_ms = until_ms + 50 + random.below(1_500);
+    }
+    outages
 }
 
 fn killing(random: &mut SplitMix64, nodes: u8) -> Fault {
@@ -238,10 +267,10 @@ mod tests {
 
     #[test]
     fn each_world_has_a_kill_and_a_cut_and_all_faults_lie_in_their_window() {
-        let mut kinds = [0; 7];
+        let mut kinds = [0; 8];
         for seed in 0..1000 {
             let plan = Plan::of(seed);
-            let mut own = [0; 7];
+            let mut own = [0; 8];
             for planned in &plan.faults {
                 assert!(planned.from >= at_ms(FAULTS_FROM_MS), "seed {seed}");
                 assert!(planned.from < planned.until, "seed {seed}");
@@ -257,6 +286,7 @@ mod tests {
                     Fault::Slow(..) => 4,
                     Fault::ClockJump(..) => 5,
                     Fault::Coordinator => 6,
+                    Fault::Stop(_) => 7,
                 };
                 own[kind] += 1;
                 kinds[kind] += 1;

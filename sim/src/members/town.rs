@@ -48,6 +48,8 @@ pub(super) struct Town {
     is_cleared: Rc<Cell<bool>>,
     /// Raised for the node that is to remove everything.
     clears: Rc<Cell<bool>>,
+    /// Raised for each node that is to leave.
+    stops: Vec<Rc<Cell<bool>>>,
     clients: Vec<ProcessId>,
 }
 
@@ -108,10 +110,12 @@ impl Town {
             cleared: None,
             is_cleared: Rc::default(),
             clears: Rc::default(),
+            stops: Vec::new(),
             clients: Vec::new(),
             plan,
         };
         for index in 0..town.plan.nodes {
+            town.stops.push(Rc::default());
             let node = town.start_node(index);
             town.nodes.push(node);
         }
@@ -136,6 +140,8 @@ impl Town {
         let core_options = options.core_options().expect("it has memory");
         let process = self.world.start(address.ip(), cores, core_options);
         let (clears, is_cleared) = (Rc::clone(&self.clears), Rc::clone(&self.is_cleared));
+        let stops = Rc::<Cell<bool>>::default();
+        self.stops[usize::from(index)] = Rc::clone(&stops);
         let _runs = self.world.spawn(process, 0, || async move {
             let node = started(options).await;
             // For as long as the process lives.
@@ -144,6 +150,11 @@ impl Town {
                 if clears.replace(false) {
                     node.clear_cluster().await.expect("a member");
                     is_cleared.set(true);
+                }
+                if stops.get() {
+                    node.leave().await.expect("a member");
+                    // Until it is started again.
+                    pending::<()>().await;
                 }
             }
         });
@@ -341,6 +352,11 @@ impl Town {
     fn begin(&mut self, fault: Fault) {
         match fault {
             Fault::Kill(index, how) => self.kill(index, how),
+            Fault::Stop(index) if self.is_alive(index) => {
+                self.disturb(index);
+                self.ledger.borrow_mut().count("stopped");
+                self.stops[usize::from(index)].set(true);
+            }
             Fault::Cut {
                 from,
                 to,
@@ -370,7 +386,7 @@ impl Town {
                 self.disturb(index);
                 self.world.jump_clock(self.nodes[usize::from(index)], ahead);
             }
-            Fault::Pause(_) | Fault::Slow(..) | Fault::ClockJump(..) => {}
+            Fault::Stop(_) | Fault::Pause(_) | Fault::Slow(..) | Fault::ClockJump(..) => {}
             Fault::Coordinator => {
                 (0..self.plan.nodes).for_each(|index| self.disturb(index));
                 self.ledger.borrow_mut().count("coordinator away");
@@ -394,6 +410,10 @@ impl Town {
     fn end(&mut self, fault: Fault) {
         match fault {
             Fault::Kill(index, _) if !self.is_alive(index) => {
+                self.nodes[usize::from(index)] = self.start_node(index);
+            }
+            Fault::Stop(index) => {
+                self.kill(index, Kill::Crash);
                 self.nodes[usize::from(index)] = self.start_node(index);
             }
             Fault::Cut { from, to, .. } => {
