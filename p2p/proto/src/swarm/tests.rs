@@ -604,3 +604,71 @@ fn who_has_wanted_nothing_for_long_makes_room() {
     swarm.on_message(at(10_500), PeerId(5), Message::Hello);
     assert!(swarm.is_neighbour(PeerId(2)) && !swarm.is_neighbour(PeerId(5)));
 }
+
+/// A receiver of 16 chunks from [`OTHER`], which is in another rack and has all, with somebody else of its own rack
+/// who has none: a neighbour or not.
+fn in_a_rack(knows_its_mate: bool) -> Swarm {
+    let [here, there] = ["a", "b"].map(|rack| rack.parse::<Rack>().unwrap());
+    let options = Options {
+        greeted_max: if knows_its_mate { 2 } else { 1 },
+        downloads_far_max: 1,
+        ..Options::default()
+    };
+    let mut swarm = Swarm::new(at(0), ME, here, ChunkSet::empty(16), options, 7);
+    let [mut other, mut mate] = [member(2, true), member(3, false)];
+    (other.rack, mate.rack) = (there, here);
+    // The other one first, so that it is who is greeted where that is one.
+    swarm.on_members(at(0), &[other]);
+    swarm.on_members(at(0), &[other, mate]);
+    if knows_its_mate {
+        swarm.on_message(at(0), mate.id, Message::Welcome);
+    }
+    swarm.on_message(at(0), OTHER, Message::Welcome);
+    swarm.on_message(at(0), OTHER, Message::All { load: 0 });
+    swarm
+}
+
+/// Fetches the first chunk that is asked for, in 10 ms; how many were named, if any was.
+fn fetch_one(swarm: &mut Swarm, now: u64) -> Option<usize> {
+    let asked = sent(swarm).into_iter().find_map(|message| match message {
+        Message::Want { want, candidates } => Some((want, candidates)),
+        _ => None,
+    });
+    let (want, candidates) = asked?;
+    let (chunk, load) = (candidates[0], 0);
+    swarm.on_message(at(now), OTHER, Message::Grant { want, chunk, load });
+    actions(swarm);
+    swarm.on_fetched(at(now + 10), FetchId(want), Fetched::Held);
+    Some(candidates.len())
+}
+
+#[test]
+fn who_has_no_neighbour_in_its_rack_asks_for_everything() {
+    let mut swarm = in_a_rack(false);
+    assert!(!swarm.is_neighbour(PeerId(3)));
+    assert_eq!(fetch_one(&mut swarm, 1), Some(16));
+}
+
+#[test]
+fn who_was_let_down_by_its_rack_waits_once_and_as_long_as_chunks_take() {
+    let mut swarm = in_a_rack(true);
+    let mut now = 1;
+    let mut own = 0;
+    while let Some(named) = fetch_one(&mut swarm, now) {
+        assert!(named < 16, "some fall to the other one");
+        (now, own) = (now + 10, own + 1);
+    }
+    assert!(0 < own && own < 16);
+    swarm.on_time(at(now + 16 * 10 - 1));
+    assert_eq!(fetch_one(&mut swarm, now), None, "it may still come");
+    now += 16 * 10 + 1;
+    swarm.on_time(at(now));
+    for _ in own..16 {
+        assert!(
+            fetch_one(&mut swarm, now).is_some(),
+            "and no more is waited for"
+        );
+        now += 10;
+    }
+    assert!(swarm.is_complete());
+}
