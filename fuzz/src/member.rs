@@ -682,13 +682,15 @@ fn reserving(
             Op::Fill
         }
         2 => {
+            let wait_ms: u32 = source.u8().into();
             let message = CommitMessage {
                 asker,
                 reservation,
                 to,
                 request: RequestId(source.below(8).into()),
                 over_below: RequestId(0),
-                wait_ms: source.u8().into(),
+                wait_ms,
+                hold_ms: wait_ms << 4,
                 key,
             };
             message.encode(newest, body);

@@ -227,7 +227,9 @@ proptest! {
         };
         expect_back!(ReserveMessage, reserve, cut);
         expect_back!(FillMessage, FillMessage { asker, reservation, to, offset_bytes, key }, cut);
-        let commit = CommitMessage { asker, reservation, to, request, over_below: request, wait_ms, key };
+        let commit = CommitMessage {
+            asker, reservation, to, request, over_below: request, wait_ms, hold_ms: keep_ms, key,
+        };
         expect_back!(CommitMessage, commit, cut);
         expect_back!(RevokeMessage, RevokeMessage { asker, reservation, to, key }, cut);
     }

@@ -24,7 +24,7 @@ use super::adapters::ByAdapters;
 use super::calls::{self, CALL_TIMEOUT};
 use super::local::Local;
 use super::one_sided::Sights;
-use super::running::{Arrived, Brought, Ended, LentRoom, Running, SentValue, Table};
+use super::running::{Arrived, Brought, Committed, Ended, LentRoom, Running, SentValue, Table};
 use super::scattering::{ToWrite, Together};
 use crate::error::StoreErrorKind;
 use crate::seats::Seats;
@@ -345,7 +345,7 @@ impl Asking {
         table.get_mut(id).and_then(|running| running.value.clone())
     }
 
-    pub(super) fn reserved_of(&self, id: OperationId) -> Option<ReservationId> {
+    pub(super) fn reserved_of(&self, id: OperationId) -> Option<Committed> {
         let mut table = self.table.borrow_mut();
         table.get_mut(id).and_then(|running| running.reserved)
     }

@@ -470,14 +470,15 @@ pub(super) async fn write(
     asking.sights.is_written_to(&asking, seat);
     let key = Key::new(&key).expect("it was one when the operation began");
     let called = match asking.reserved_of(id) {
-        Some(reservation) => {
+        Some(committed) => {
             let message = CommitMessage {
                 asker: asking.id(),
-                reservation,
+                reservation: committed.id,
                 to: seat,
                 request,
                 over_below: asking.over_below(),
                 wait_ms: ask.wait_ms,
+                hold_ms: committed.hold_ms,
                 key,
             };
             let write = |version, out: &mut Vec<u8>| message.encode(version, out);

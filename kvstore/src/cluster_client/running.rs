@@ -61,9 +61,17 @@ pub(super) enum Brought {
     /// What a write writes.
     Value(Value),
     /// The reserved object that a write makes its key's value.
-    Reserved(ReservationId),
+    Reserved(Committed),
     /// Where a get's bytes go, and which they are: none for all.
     Room(Room, Vec<ByteRange>),
+}
+
+/// What is committed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Committed {
+    pub(super) id: ReservationId,
+    /// How long it is held from then on.
+    pub(super) hold_ms: u32,
 }
 
 /// A get's room, with a call.
@@ -121,7 +129,7 @@ pub(super) struct Running {
     pub(super) key: Vec<u8>,
     /// What a write brings.
     pub(super) value: Option<Value>,
-    pub(super) reserved: Option<ReservationId>,
+    pub(super) reserved: Option<Committed>,
     /// Which bytes a get is for: none for all.
     pub(super) ranges: Vec<ByteRange>,
     /// Where a get's bytes go: here unless a call has it.

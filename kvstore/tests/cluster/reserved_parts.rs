@@ -1,6 +1,8 @@
 //! Objects in parts that are written in ranges.
 
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::{
@@ -11,7 +13,7 @@ use lunette_kvstore_proto::message::directory::KEEP_MS_MAX;
 use lunette_kvstore_proto::striped::OBJECT_LEN_MAX;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::sim::{World, WorldOptions};
-use lunette_runtime::{CoreOptions, time};
+use lunette_runtime::{CoreOptions, spawn_local, time};
 
 use super::on_each_driver::run;
 use super::scene::{Scene, eventually, key, pattern, room};
@@ -228,6 +230,52 @@ fn parts_at_a_node_that_leaves_are_lost_and_the_others_go_with_them() {
         assert_eq!(failure.error.kind, StoreErrorKind::ReservationLost);
         assert!(failure.reservation.is_none());
         are_empty(&client).await;
+    });
+}
+
+/// All that others write is in parts too, so that nothing leaves before what was committed first.
+#[test]
+fn what_was_committed_stays_until_all_is() {
+    const ROUNDS: usize = 40;
+    const WRITERS: usize = 4;
+    run(WORLDS, || async {
+        let scene = Scene::of(1, 2 * MIB).await;
+        let client = scene.client().await;
+        let is_over = Rc::new(Cell::new(false));
+        let mut writing = Vec::new();
+        for writer in 0..WRITERS {
+            let (others, is_over) = (scene.client().await, Rc::clone(&is_over));
+            writing.push(spawn_local(async move {
+                let mut count = 0;
+                while !is_over.get() {
+                    count += 1;
+                    let n = (writer + 1) * 10_000 + count;
+                    let value = Value::new(pattern(n, LEN));
+                    // Whether there is room for them all does not matter.
+                    let stored = others.put(&key(n), value, options(WriteKind::Put)).await;
+                    if let Err(error) = stored {
+                        assert!(error.is_backpressure(), "{error}");
+                    }
+                }
+                count
+            }));
+        }
+        for round in 0..ROUNDS {
+            let reservation = reserve_for(&client, WriteKind::Upsert, KEEP).await;
+            assert_eq!(write(&reservation, round, 0, LEN).await, Ok(()));
+            let committed = reservation.commit().await;
+            assert!(
+                committed.is_ok(),
+                "{round}: {:?}",
+                committed.err().map(|failure| failure.error)
+            );
+        }
+        is_over.set(true);
+        let mut count = 0;
+        for others in writing {
+            count += others.await.expect("it ends");
+        }
+        assert!(count > ROUNDS, "{count} others");
     });
 }
 

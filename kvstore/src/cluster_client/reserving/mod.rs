@@ -170,7 +170,7 @@ impl Reservation {
             room,
         } = self;
         let (error, room) = match room {
-            ReservedRoom::Whole(slot) => match slot.commit().await {
+            ReservedRoom::Whole(slot) => match slot.commit(None).await {
                 Ok(stored) => return Ok(stored),
                 Err(SlotFailure { error, slot }) => (error, slot.map(ReservedRoom::Whole)),
             },

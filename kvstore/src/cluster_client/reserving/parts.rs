@@ -11,7 +11,9 @@
 //!   too early leaves all parts open.
 //! - **Parts live as long as their object is written.** A node keeps room while something is written to it. While
 //!   others are written, or still being reserved, a part to which nothing is written is asked after.
-//! - **Until the manifest is there, parts that were committed are nobody's**: they are removed with what is left.
+//! - **Until the manifest is there, parts that were committed are nobody's**: they are removed with what is left. Their bytes are
+//!   nowhere else, so that they are held meanwhile: in memory that is full of what was written in parts just now, the first would
+//!   leave before the last is there.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -39,6 +41,8 @@ use crate::value::Value;
 
 /// Of the time that nodes keep room to which nothing is written, what passes before it is asked after.
 const KEEP_SHARE: u32 = 4;
+/// How long a part is held that was committed; then for as long again, while others are.
+const COMMITTED_HOLD: Duration = Duration::from_secs(1);
 
 /// See the [module](self).
 pub(super) struct PartSlots {
@@ -87,7 +91,7 @@ impl PartSlots {
         let all: Vec<Part> = manifest.parts().collect();
         let mut reserved = Self {
             client: client.clone(),
-            parts: Parts::new(client, key, manifest),
+            parts: Parts::new(client, key, manifest, COMMITTED_HOLD),
             slots: Vec::with_capacity(all.len()),
             options,
             // No node keeps it for longer.
@@ -271,7 +275,7 @@ impl PartSlot {
         let Some(slot) = self.slot.take() else {
             return Ok(Written::default());
         };
-        match slot.commit().await {
+        match slot.commit(Some(COMMITTED_HOLD)).await {
             Ok(stored) => Ok(Written::of(&stored)),
             // Whether it is there is asked when all are.
             Err(SlotFailure { error, .. }) if error.kind == StoreErrorKind::Interrupted => {

@@ -16,7 +16,7 @@ use lunette_runtime_core::time::Time;
 
 use crate::cluster_client::calls::Said;
 use crate::cluster_client::placing::ROOM_PATIENCE;
-use crate::cluster_client::running::Brought;
+use crate::cluster_client::running::{Brought, Committed};
 use crate::cluster_client::trying::{is_of_memory, stored};
 use crate::cluster_client::{ClusterClient, PutOptions, Stored, calls};
 use crate::error::{StoreError, StoreErrorKind};
@@ -202,8 +202,8 @@ impl Slot {
         self.ask(Op::Fill, body, Some(value)).await
     }
 
-    /// Makes what was written the key's value.
-    pub(super) async fn commit(self) -> Result<Stored, SlotFailure> {
+    /// Makes what was written the key's value, which is held for so long, if there is more to be written before it is of use.
+    pub(super) async fn commit(self, hold: Option<Duration>) -> Result<Stored, SlotFailure> {
         let until = time::now() + self.client.timeout;
         let key = self.key();
         let options = PutOptions {
@@ -212,7 +212,10 @@ impl Slot {
             ..PutOptions::default()
         };
         let wish = self.client.write_at(self.seat, key, options, until);
-        let brought = Brought::Reserved(self.id);
+        let brought = Brought::Reserved(Committed {
+            id: self.id,
+            hold_ms: hold.map_or(0, |hold| u32::try_from(hold.as_millis()).expect("seconds")),
+        });
         let ended = self.client.asking.begin(key, wish, brought, until).await;
         let error = match stored(ended) {
             Ok(Some(stored)) => {

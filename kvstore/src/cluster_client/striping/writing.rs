@@ -50,17 +50,20 @@ pub(in crate::cluster_client) struct Parts {
     manifest: Manifest,
     /// So many may be there.
     begun: Cell<u32>,
-    /// Since when those that are there stay where they are, without being held.
+    /// Since when those that are there stay where they are.
     since: Cell<Time>,
+    /// For how long they do.
+    stay: Duration,
     is_kept: Cell<bool>,
 }
 
 impl Parts {
-    /// Of an object under this key. None is there.
+    /// Of an object under this key. None is there; for so long they stay once they are.
     pub(in crate::cluster_client) fn new(
         client: &ClusterClient,
         key: Key<'_>,
         manifest: Manifest,
+        stay: Duration,
     ) -> Self {
         Self {
             client: client.clone(),
@@ -68,6 +71,7 @@ impl Parts {
             manifest,
             begun: Cell::new(0),
             since: Cell::new(time::now()),
+            stay,
             is_kept: Cell::new(false),
         }
     }
@@ -88,7 +92,7 @@ impl Parts {
 
     /// Whether those that came first may leave soon.
     pub(in crate::cluster_client) fn take_long(&self) -> bool {
-        time::now().since(self.since.get()) > STANDS_BY / 2
+        time::now().since(self.since.get()) > self.stay / 2
     }
 }
 
@@ -243,7 +247,7 @@ impl ClusterClient {
                 ..object
             };
             source.check(&manifest).map_err(StoreError::local)?;
-            let parts = Parts::new(self, key, manifest);
+            let parts = Parts::new(self, key, manifest, STANDS_BY);
             let written = self.put_parts((object, source), &parts, together).await?;
             if let Some(written) = written {
                 let stored = self.publish(object, &parts, together, former).await?;
@@ -416,7 +420,7 @@ impl ClusterClient {
     async fn lost_parts(&self, parts: &Parts, count: u32) -> Result<Vec<Part>, StoreError> {
         let hold = parts.take_long().then(|| HoldWish {
             holder: self.asking.id().0,
-            ttl_ms: u32::try_from(STANDS_BY.as_millis()).expect("seconds"),
+            ttl_ms: u32::try_from(parts.stay.as_millis()).expect("seconds"),
         });
         if hold.is_some() {
             parts.since.set(time::now());

@@ -3,13 +3,15 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    CommitMessage, FillMessage, KEEP_MS_MAX, ReserveMessage, ReserveReply, RevokeMessage,
+    CommitMessage, CopyPlace, FillMessage, HoldWish, KEEP_MS_MAX, ReserveMessage, ReserveReply,
+    RevokeMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_kvstore_proto::owner::{Read, WriteAnswer};
 use lunette_kvstore_proto::range::ByteRange;
-use lunette_kvstore_proto::version::WriteKind;
+use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime::arena::Region;
 use lunette_runtime::time;
 use lunette_runtime_core::checksum::Crc32c;
@@ -43,8 +45,10 @@ pub(crate) struct PendingFill {
 struct Commit {
     version: FormatVersion,
     named: Named,
+    key: Fingerprint,
     request: RequestId,
     wait_ms: u32,
+    hold_ms: u32,
 }
 
 impl MemberService {
@@ -164,14 +168,12 @@ impl MemberService {
         let commit = Commit {
             version,
             named,
+            key: message.key.fingerprint(),
             request: message.request,
             wait_ms: message.wait_ms,
+            hold_ms: message.hold_ms,
         };
-        let seal = self
-            .core
-            .reservations
-            .borrow_mut()
-            .seal(named, message.key.fingerprint())?;
+        let seal = (self.core.reservations.borrow_mut()).seal(named, commit.key)?;
         let (core, counting) = (Rc::clone(&self.core), counting.waits());
         Ok(Intake::Later(Later::new(async move {
             if let Seal::ToSum(bytes) = seal {
@@ -203,7 +205,28 @@ async fn publish(core: &MemberCore, commit: Commit, mut counting: Counting) -> R
     if !answer.is_undone() {
         core.revoke(commit.named);
     }
+    if let WriteAnswer::Written { version, .. } = answer
+        && commit.hold_ms > 0
+    {
+        hold(core, &commit, version);
+    }
     written(commit.version, &mut counting, answer)
+}
+
+/// Keeps what was written for its writer, who has more to write before it is of use. Where as much is held as may be, it goes
+/// without: the writer asks whether all is there in the end.
+fn hold(core: &MemberCore, commit: &Commit, version: Version) {
+    let place = CopyPlace {
+        key: commit.key,
+        version,
+    };
+    let (asker, _) = commit.named;
+    let wish = HoldWish {
+        holder: asker.0,
+        ttl_ms: commit.hold_ms,
+    };
+    let held_ms = core.hold(place, wish);
+    tracing::trace!(held_ms, "a reserved object is there");
 }
 
 fn begin(core: &MemberCore, commit: Commit) -> Result<Waiting<WriteAnswer>, Status> {

@@ -4,7 +4,7 @@
 //! ```text
 //!  reserve:  version u8 | asker u64 | reservation u64 | to seat | kind | namespace | wanted u8 | len u32 | keep u32 | retention | key
 //!  fill:     version u8 | asker u64 | reservation u64 | to seat | offset u32 | key
-//!  commit:   version u8 | asker u64 | reservation u64 | to seat | request u64 | over u64 | wait u32 | key
+//!  commit:   version u8 | asker u64 | reservation u64 | to seat | request u64 | over u64 | wait u32 | hold u32 | key
 //!  revoke:   version u8 | asker u64 | reservation u64 | to seat | key
 //! ```
 //!
@@ -85,6 +85,8 @@ pub struct CommitMessage<'a> {
     pub over_below: RequestId,
     /// How long the writer waits, in milliseconds.
     pub wait_ms: u32,
+    /// How long the object is held for the asker from then on, as if it were [looked up](super::HoldWish), in milliseconds; 0: not at all.
+    pub hold_ms: u32,
     /// The key.
     pub key: Key<'a>,
 }
@@ -137,7 +139,8 @@ keyed!(CommitMessage {
     to,
     request,
     over_below,
-    wait_ms
+    wait_ms,
+    hold_ms
 });
 keyed!(RevokeMessage {
     asker,
