@@ -8,7 +8,7 @@ use lunette_kvstore_proto::message::directory::MemberMessage;
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::time;
-use lunette_runtime_core::ids::CoreIndex;
+use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::time::Time;
 
 use super::{ClusterClient, calls};
@@ -27,8 +27,11 @@ impl ClusterClient {
         self.check_of_all()?;
         let until = time::now() + self.timeout;
         loop {
-            if self.member(member).is_none() {
-                // It may have joined since this client looked last.
+            if self
+                .member(member)
+                .is_none_or(|known| self.is_last(known.id))
+            {
+                // It, or another, may have joined since this client looked last.
                 self.wait_for_map(until).await?;
             }
             let to = self.member(member).map(|member| Seat {
@@ -37,9 +40,7 @@ impl ClusterClient {
                 core: CoreIndex(0),
             });
             let to = to.ok_or(StoreError::local(StoreErrorKind::NoMember { member }))?;
-            let map = self.asking.map();
-            let mut others = map.members().iter().filter(|other| other.id != to.node);
-            if others.all(|other| other.is_draining) {
+            if self.is_last(to.node) {
                 return Err(StoreError::local(StoreErrorKind::LastMember { member }));
             }
             match self.ask_to_retire(to, until).await {
@@ -75,6 +76,13 @@ impl ClusterClient {
             Err(StoreErrorKind::Refused(status)) => Ok(status),
             Err(kind) => Err(kind),
         }
+    }
+
+    /// Whether no other member takes objects, in the map that this client knows.
+    fn is_last(&self, node: NodeId) -> bool {
+        let map = self.asking.map();
+        let mut others = map.members().iter().filter(|other| other.id != node);
+        others.all(|other| other.is_draining)
     }
 
     fn member(&self, address: SocketAddr) -> Option<MapMember> {

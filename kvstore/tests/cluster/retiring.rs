@@ -77,6 +77,19 @@ fn who_is_no_member_is_not_emptied_and_not_everybody_may_ask() {
     });
 }
 
+/// It looks for a newer map only now and then, and not at all while it asks nobody for anything.
+#[test]
+fn a_client_that_has_not_heard_of_others_looks_before_it_says_that_there_are_none() {
+    run(WORLDS, || async {
+        let mut scene = Scene::of(1, 8 * MIB).await;
+        let client = scene.client().await;
+        let first = client.map().members()[0].address;
+        scene.add(8 * MIB).await;
+        assert_eq!(client.map().members().len(), 1, "it has not heard of it");
+        assert_eq!(client.retire(first).await, Ok(()));
+    });
+}
+
 /// A lease that a member gave up itself is not waited for, nor is one that was over before the map was changed.
 #[test]
 fn changes_go_on_soon_after_a_member_has_left_or_come() {
