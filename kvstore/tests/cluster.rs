@@ -177,6 +177,10 @@ mod tier;
 mod unasked;
 
 #[cfg(test)]
+#[path = "cluster/unheard.rs"]
+mod unheard;
+
+#[cfg(test)]
 #[path = "cluster/versions.rs"]
 mod versions;
 

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::future::join_all;
 use lunette_kvstore_proto::asker::PAUSE;
 use lunette_kvstore_proto::key::{Fingerprint, Key, KeyFault};
 use lunette_kvstore_proto::message::directory::{LISTED_MAX, ListMessage, ListReply};
 use lunette_kvstore_proto::message::{Op, Status};
-use lunette_kvstore_proto::placement::{Seat, has_seat, seats};
+use lunette_kvstore_proto::placement::{has_seat, seats};
 use lunette_runtime::time;
 use lunette_runtime_core::limits::KEY_BYTES_MAX;
 use lunette_runtime_core::time::Time;
@@ -67,29 +66,22 @@ impl ClusterClient {
     ) -> Result<Listed, StoreError> {
         let prefix = self.tenant.prefix(prefix);
         self.check_prefix(&prefix)?;
-        let (until, map) = (time::now() + self.timeout, self.asking.map());
+        let until = time::now() + self.timeout;
         let after = after.map(|ListCursor(after)| after);
-        let seats: Vec<Seat> = seats(&map).collect();
-        let each = (PAGE_KEYS / seats.len().max(1)).clamp(OWNER_KEYS_MIN, LISTED_MAX);
+        let count = seats(&self.asking.map()).count();
+        let each = (PAGE_KEYS / count.max(1)).clamp(OWNER_KEYS_MIN, LISTED_MAX);
         let keys = u16::try_from(each).expect("few");
-        let asked = seats.into_iter().map(|to| {
-            let prefix = &*prefix;
+        let told = self.ask_everywhere(until, async |to| {
             let message = ListMessage {
                 to,
                 after,
                 keys,
-                prefix,
+                prefix: &prefix,
             };
-            let address = map.member(to.node).map(|member| member.address);
-            let of = move |kind| match address {
-                Some(address) => StoreError::at(address, kind),
-                None => StoreError::local(kind),
-            };
-            Box::pin(async move { self.list_of(message, until).await.map_err(of) })
+            let told = self.list_of(message, until).await?;
+            Ok((told.epoch, told))
         });
-        let told = join_all(asked).await.into_iter();
-        let told = told.collect::<Result<Vec<ListReply>, StoreError>>()?;
-        Ok(self.merged(told))
+        Ok(self.merged(told.await?))
     }
 
     /// Removes the objects of this client's tenant whose keys begin with `prefix`, those that there are all the while, and

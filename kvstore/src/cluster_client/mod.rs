@@ -35,6 +35,7 @@ mod asking;
 mod calls;
 mod clearing;
 mod devices;
+mod everywhere;
 mod gathering;
 mod lining;
 mod listing;
@@ -63,7 +64,7 @@ use std::time::Duration;
 use futures_channel::oneshot;
 use lunette_auth::Secrets;
 use lunette_cluster::proto::fence::NamespaceKind;
-use lunette_cluster::proto::map::ClusterMap;
+use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::NodeStat;
@@ -636,8 +637,22 @@ impl ClusterClient {
     /// Each seat's statistics: what its core holds and has counted. Many are asked at the same time, so one
     /// that is silent holds up nobody's but its own.
     pub async fn stat(&self) -> Vec<(Seat, Result<NodeStat, StoreError>)> {
-        let map = self.asking.map();
-        let begun = seats(&map).map(|seat| {
+        let until = time::now() + self.timeout;
+        loop {
+            let map = self.asking.map();
+            let stats = self.stat_of(&map).await;
+            let told = stats.iter().filter_map(|(_, stat)| stat.as_ref().ok());
+            let newest = told.map(|stat| Epoch(stat.epoch)).max().unwrap_or_default();
+            // There may be members that it had not heard of.
+            let is_newer = newest > map.epoch();
+            if !is_newer || self.know_map(newest, until).await.is_err() {
+                return stats;
+            }
+        }
+    }
+
+    async fn stat_of(&self, map: &ClusterMap) -> Vec<(Seat, Result<NodeStat, StoreError>)> {
+        let begun = seats(map).map(|seat| {
             let (told, stat) = oneshot::channel();
             let (asking, timeout) = (Rc::clone(&self.asking), self.timeout);
             self.asking.spawn(async move {

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
-use futures_util::future::join_all;
 use lunette_kvstore_proto::asker::PAUSE;
 use lunette_kvstore_proto::message::directory::{QuotaMessage, QuotaReply};
 use lunette_kvstore_proto::message::{Op, Status};
-use lunette_kvstore_proto::placement::{Seat, seats};
+use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::{entropy, time};
 use lunette_runtime_core::time::Time;
@@ -94,19 +93,14 @@ impl ClusterClient {
     /// before the deadline.
     pub async fn quotas(&self) -> Result<Vec<TenantQuota>, StoreError> {
         self.check_of_all()?;
-        let (until, map) = (time::now() + self.timeout, self.asking.map());
-        let asked = seats(&map).map(|to| {
-            let address = map.member(to.node).map(|member| member.address);
-            let of = move |kind| match address {
-                Some(address) => StoreError::at(address, kind),
-                None => StoreError::local(kind),
-            };
-            Box::pin(async move { self.quotas_at(to, until).await.map_err(of) })
+        let until = time::now() + self.timeout;
+        let told = self.ask_everywhere(until, async |to| {
+            let told = self.quotas_at(to, until).await?;
+            Ok((told.epoch, told.quotas))
         });
-        let told = join_all(asked).await.into_iter();
         let mut all: BTreeMap<String, TenantQuota> = BTreeMap::new();
-        for reply in told.collect::<Result<Vec<QuotaReply>, StoreError>>()? {
-            for told in reply.quotas {
+        for quotas in told.await? {
+            for told in quotas {
                 let name = told.tenant.name().to_owned();
                 let of_tenant = all.entry(name.clone()).or_insert(TenantQuota {
                     tenant: name,

@@ -5,6 +5,7 @@
 use std::rc::Rc;
 
 use futures_util::future::join_all;
+use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     CopyPlace, LISTED_MAX, ListMessage, ListReply, is_meant,
@@ -26,6 +27,7 @@ const FROM_DRIVE_MAX: usize = 64;
 /// Copies that a page may name.
 #[derive(Default)]
 struct Looked {
+    epoch: Epoch,
     copies: Vec<(CopyPlace, Bytes)>,
     on_drive: usize,
     /// The last key that was looked at, if there are more behind it.
@@ -67,7 +69,11 @@ impl MemberService {
 
 fn looked_at(core: &MemberCore, message: &ListMessage<'_>) -> Looked {
     let machines = core.machines().borrow();
-    let (mut looked, mut count) = (Looked::default(), 0);
+    let mut count = 0;
+    let mut looked = Looked {
+        epoch: core.map().epoch(),
+        ..Looked::default()
+    };
     let copies_max = LISTED_MAX.min(message.keys.into()).max(1);
     for (key, latest) in machines.owner.keys_after(message.after) {
         let is_full = looked.copies.len() == copies_max || looked.on_drive == FROM_DRIVE_MAX;
@@ -98,7 +104,7 @@ fn looked_at(core: &MemberCore, message: &ListMessage<'_>) -> Looked {
 impl Looked {
     /// As many of the keys as one page has room for, in order; `read` are those that were on the drive.
     fn named(self, read: Vec<Option<Box<[u8]>>>, prefix: &[u8]) -> ListReply {
-        let (mut reply, mut read) = (ListReply::default(), read.into_iter());
+        let (mut reply, mut read) = (ListReply::of(self.epoch), read.into_iter());
         let mut last = None;
         for (place, bytes) in &self.copies {
             let from_drive;

@@ -22,6 +22,7 @@ impl MemberService {
         let version = version_of(body)?;
         self.check(message.to)?;
         let reply = QuotaReply {
+            epoch: self.core.map().epoch(),
             quotas: self.core.quota_uses(),
         };
         let Some((tenant, quota_bytes)) = message.change else {

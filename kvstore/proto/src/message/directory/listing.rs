@@ -2,13 +2,14 @@
 //!
 //! ```text
 //!  list:    version u8 | to seat | after fingerprint, if any | keys u16 | prefix
-//!  listed:  next fingerprint, if any | count u16 | key, count of them
+//!  listed:  epoch u64 | next fingerprint, if any | count u16 | key, count of them
 //! ```
 //!
 //! A prefix and a key are their bytes behind their 16-bit length. Homes know fingerprints alone, so owners are asked, all
 //! of them, and who asks leaves out what others have named too. Nothing is kept of who asks: a page may be asked for
 //! again, and what comes or goes meanwhile may be named or not.
 
+use lunette_cluster_proto::map::Epoch;
 use lunette_runtime_core::codec::Writer;
 use lunette_runtime_core::limits::{BODY_BYTES_MAX, KEY_BYTES_MAX};
 
@@ -45,6 +46,8 @@ pub struct ListMessage<'a> {
 /// Keys of what an owner has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListReply {
+    /// The map that the owner knows: there may be members in it of which who asks has not heard.
+    pub epoch: Epoch,
     /// Behind which one to go on; `None`: these were the last. It may be later than the last of the keys: what lies
     /// between is not meant.
     pub next: Option<Fingerprint>,
@@ -98,6 +101,15 @@ impl<'a> ListMessage<'a> {
 }
 
 impl ListReply {
+    /// No keys, of an owner that knows this map.
+    #[must_use]
+    pub fn of(epoch: Epoch) -> Self {
+        Self {
+            epoch,
+            ..Self::default()
+        }
+    }
+
     /// The keys, in the order of their fingerprints: at most [`LISTED_MAX`], of [`LISTED_BYTES_MAX`] in all.
     #[must_use]
     pub fn keys(&self) -> &[Box<[u8]>] {
@@ -125,6 +137,7 @@ impl ListReply {
     /// Appends the answer to `out`, in the version of what was asked.
     pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
         let out = &mut Encoder::within(version, out);
+        self.epoch.put(out);
         self.next.put(out);
         let count = u16::try_from(self.keys.len()).expect("bounded");
         let mut out = Writer::new(out);
@@ -146,6 +159,7 @@ impl ListReply {
         let mut decoder = Decoder::within(version, body);
         let reader = &mut decoder;
         let mut reply = Self {
+            epoch: Wire::take(reader)?,
             next: Wire::take(reader)?,
             ..Self::default()
         };
@@ -219,11 +233,13 @@ mod tests {
         let mut keys = [&b"abc"[..], b"ab"].map(|key| Key::new(key).expect("a key"));
         keys.sort_by_key(|key| key.fingerprint());
         assert_eq!(keys.map(|key| key.bytes().len()), [3, 2]);
-        let mut reply = ListReply::default();
+        let mut reply = ListReply::of(Epoch(4));
         assert!(keys.into_iter().all(|key| reply.push(key)));
         let mut body = Vec::new();
         reply.encode(VERSION, &mut body);
-        let golden = [0, 2, 0, 3, 0, b'a', b'b', b'c', 2, 0, b'a', b'b'];
+        let golden = [
+            4, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 3, 0, b'a', b'b', b'c', 2, 0, b'a', b'b',
+        ];
         assert_eq!(body, golden);
         assert_eq!(ListReply::decode(VERSION, None, &body), Ok(reply));
         for len in 0..body.len() {
@@ -243,7 +259,7 @@ mod tests {
         body.push(7);
         let refused = ListMessage::decode(&body);
         assert_eq!(refused, Err(KeyFault::TooLong { len_bytes }.into()));
-        let refused = ListReply::decode(VERSION, None, &[0, 1, 0, 0, 0]);
+        let refused = ListReply::decode(VERSION, None, &[0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
         assert_eq!(refused, Err(KeyFault::Empty.into()));
     }
 
@@ -274,7 +290,7 @@ mod tests {
             assert_eq!(ListReply::decode(VERSION, None, &body), Ok(reply));
             // One more than a page has.
             let count = u16::try_from(fits + 1).expect("short");
-            body[1..3].copy_from_slice(&count.to_le_bytes());
+            body[9..11].copy_from_slice(&count.to_le_bytes());
             Writer::new(&mut body).short_bytes(keys.next_back().expect("one").bytes());
             let refused = ListReply::decode(VERSION, None, &body).expect_err("too much");
             let expected = if fits == LISTED_MAX {

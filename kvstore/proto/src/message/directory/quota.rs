@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!  quota:   version u8 | to seat | changes u8 | (name | is_some u8 | bytes u64)
-//!  quotas:  count u16 | (name | quota u64 | used u64 | credit u64) ...
+//!  quotas:  epoch u64 | count u16 | (name | quota u64 | used u64 | credit u64) ...
 //!  a name:  length u16 | bytes
 //! ```
 //!
 //! What is said twice changes nothing the second time, unless somebody else has said something in between.
 
+use lunette_cluster_proto::map::Epoch;
 use lunette_runtime_core::codec::Writer;
 
 use super::wire::{Decoder, Encoder, Wire, body, fields, put_all, take_all, unknown};
@@ -41,6 +42,8 @@ pub struct QuotaUse {
 /// What a core knows of quotas: at most [`QUOTAS_MAX`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QuotaReply {
+    /// The map that the core knows: there may be members in it of which who asks has not heard.
+    pub epoch: Epoch,
     /// By tenant.
     pub quotas: Vec<QuotaUse>,
 }
@@ -68,12 +71,15 @@ impl Wire for Tenant {
 
 impl Wire for QuotaReply {
     fn put(&self, out: &mut Encoder<'_>) {
+        self.epoch.put(out);
         put_all(&self.quotas, QUOTAS_MAX, out);
     }
 
     fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
-        let quotas = take_all(reader, QUOTAS_MAX)?;
-        Ok(Self { quotas })
+        Ok(Self {
+            epoch: Wire::take(reader)?,
+            quotas: take_all(reader, QUOTAS_MAX)?,
+        })
     }
 }
 
@@ -164,12 +170,15 @@ mod tests {
             credit_bytes: 3,
         };
         let reply = QuotaReply {
+            epoch: Epoch(4),
             quotas: vec![quota],
         };
         let mut body = Vec::new();
         reply.encode(VERSION, &mut body);
+        let epoch = 4_u64.to_le_bytes();
         let numbers = [1_u64, 2, 3].map(u64::to_le_bytes).concat();
-        assert_eq!(body, [&[1, 0, 7, 0], &b"default"[..], &numbers].concat());
+        let golden = [&epoch[..], &[1, 0, 7, 0], b"default", &numbers].concat();
+        assert_eq!(body, golden);
         assert_eq!(QuotaReply::decode(VERSION, &body), Ok(reply));
         for len in 0..body.len() {
             assert!(QuotaReply::decode(VERSION, &body[..len]).is_err());
