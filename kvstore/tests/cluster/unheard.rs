@@ -62,13 +62,17 @@ fn all_statistics_are_told_and_all_know_that_everything_is_removed() {
 fn what_tenants_have_is_counted_everywhere() {
     run(WORLDS, || async {
         let tenant = Tenant::named("a").expect("a name");
-        let (_scene, client) = unheard(&tenant).await;
-        let quota = NonZeroU64::new(MIB);
-        assert_eq!(client.set_quota(&tenant, quota).await, Ok(()));
-        eventually("it is known", async || {
+        let (scene, client) = unheard(&tenant).await;
+        let others = scene.client().await;
+        let is_counted = async |client: &ClusterClient| {
             let quotas = client.quotas().await.expect("all answer");
             quotas.iter().any(|quota| quota.used_bytes >= LEN as u64)
-        })
-        .await;
+        };
+        assert_eq!(
+            others.set_quota(&tenant, NonZeroU64::new(MIB)).await,
+            Ok(())
+        );
+        eventually("it is known", async || is_counted(&others).await).await;
+        assert!(is_counted(&client).await);
     });
 }
