@@ -1,5 +1,6 @@
 //! What a client of a world does, and what it tells the ledger.
 
+mod late;
 mod putting;
 
 use std::cell::RefCell;
@@ -51,6 +52,8 @@ const SEVERAL: usize = KEYS / 2;
 const RESERVED_KEEP: Duration = Duration::from_secs(2);
 /// Before a node is asked once more to be emptied.
 const RETIRE_PAUSE: Duration = Duration::from_millis(100);
+/// How often a client that asks late looks whether it is time.
+const LATE_PAUSE: Duration = Duration::from_millis(50);
 /// What a client wants to be held, and for how long.
 const HOLD: HoldWish = HoldWish {
     holder: 1,

@@ -25,6 +25,8 @@ const PORT: u16 = 7000;
 const LEASE_TTL_S: u16 = 2;
 /// How often a node looks whether it is told something.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
+/// What a client that asks late has in all.
+const LATE_WAIT: Duration = Duration::from_secs(10);
 /// Most time of an operation.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -51,6 +53,9 @@ pub(super) struct Town {
     /// Raised for each node that is to leave.
     stops: Vec<Rc<Cell<bool>>>,
     clients: Vec<ProcessId>,
+    /// A client that asks for nothing before it is raised, and whether that has ended.
+    late: Option<Outcome<()>>,
+    is_late: Rc<Cell<bool>>,
 }
 
 fn host(who: Who) -> IpAddr {
@@ -112,6 +117,8 @@ impl Town {
             clears: Rc::default(),
             stops: Vec::new(),
             clients: Vec::new(),
+            late: None,
+            is_late: Rc::default(),
             plan,
         };
         for index in 0..town.plan.nodes {
@@ -279,6 +286,9 @@ impl Town {
             let retire = || load.retire(at, node);
             let _retires = self.world.spawn(self.clients[0], 0, retire);
         }
+        let (load, is_late) = (self.load_of(0), Rc::clone(&self.is_late));
+        let looks = || load.look_late(is_late);
+        self.late = Some(self.world.spawn(self.clients[0], 0, looks));
         let load = self.load();
         let _sets = self.world.spawn(self.clients[0], 0, || load.set_quota());
         let (load, random) = (self.load(), self.world.draw());
@@ -307,24 +317,36 @@ impl Town {
                 self.world.spawn(self.clients[index], 0, || load.check())
             })
             .collect();
-        let are_done = || checks.iter().all(Outcome::is_there);
-        while !are_done() {
-            let next = self.world.now() + Duration::from_millis(100);
-            if next > END {
-                let mut ledger = self.ledger.borrow_mut();
-                ledger.fail(self.world.now(), "the last checks do not end");
-                return;
-            }
-            if !self.advance(next) {
-                return;
-            }
+        if !self.wait_for(&checks, END) {
+            return;
         }
         let quiet_from = self.world.now() + Duration::from_secs(5);
-        if self.advance(quiet_from) {
-            let mut ledger = self.ledger.borrow_mut();
-            let roomy_nodes = self.plan.is_roomy().then_some(self.plan.nodes);
-            ledger.on_quiet(quiet_from, self.plan.copies_max, roomy_nodes);
+        if !self.advance(quiet_from) {
+            return;
         }
+        let mut ledger = self.ledger.borrow_mut();
+        let roomy_nodes = self.plan.is_roomy().then_some(self.plan.nodes);
+        ledger.on_quiet(quiet_from, self.plan.copies_max, roomy_nodes);
+        drop(ledger);
+        self.is_late.set(true);
+        let late: Vec<Outcome<()>> = self.late.take().into_iter().collect();
+        self.wait_for(&late, quiet_from + LATE_WAIT);
+    }
+
+    /// Whether all of them end in time, and nothing fails.
+    fn wait_for(&mut self, checks: &[Outcome<()>], until: Time) -> bool {
+        while !checks.iter().all(Outcome::is_there) {
+            let next = self.world.now() + Duration::from_millis(100);
+            if next > until {
+                let mut ledger = self.ledger.borrow_mut();
+                ledger.fail(self.world.now(), "the last checks do not end");
+                return false;
+            }
+            if !self.advance(next) {
+                return false;
+            }
+        }
+        true
     }
 
     /// Lets time pass, and tells the ledger what members tell when they do. Whether nothing has failed.

@@ -1,0 +1,110 @@
+//! A client that is there from the beginning and asks for nothing, before all is over: what it is told of all keys then is what
+//! gets find.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use lunette_kvstore::{ClusterClient, Fetched, StoreError};
+use lunette_runtime::{arena, time};
+use lunette_transfer::Room;
+
+use super::{KEYS, LATE_PAUSE, Load, VALUE_BYTES_MAX, name, tenant_of};
+
+/// What is under a key, as it is told in each of the ways in which one may ask.
+#[derive(Debug)]
+struct Told {
+    is_listed: bool,
+    is_present: bool,
+    /// As [`sizes`](ClusterClient::sizes) tells, then as a get does.
+    len_bytes: [Option<usize>; 2],
+}
+
+impl Told {
+    /// Whether all of it is true of a key under which nothing has changed meanwhile.
+    fn agrees(&self) -> bool {
+        let [told, got] = self.len_bytes;
+        told == got && self.is_present == got.is_some() && self.is_listed == got.is_some()
+    }
+}
+
+/// All pages.
+async fn list(client: &ClusterClient) -> Result<Vec<Vec<u8>>, StoreError> {
+    let (mut keys, mut after) = (Vec::new(), None);
+    loop {
+        let listed = client.list(b"", after).await?;
+        keys.extend(listed.keys);
+        after = listed.next;
+        if after.is_none() {
+            return Ok(keys);
+        }
+    }
+}
+
+impl Load {
+    pub(crate) async fn look_late(self, is_due: Rc<Cell<bool>>) {
+        let client = self.connect().await;
+        while !is_due.get() {
+            time::sleep(LATE_PAUSE).await;
+        }
+        for tenant in [0, KEYS - 1].map(tenant_of) {
+            let keys = (0..KEYS).filter(|&key| tenant_of(key) == tenant);
+            let client = client.of_tenant(tenant.clone());
+            let told = self.agree(&client, keys.collect()).await;
+            let told = told.and(self.tidy_up(&client).await);
+            if let Err(error) = told {
+                self.fail(&format!("a client that asks late: {error}"));
+            }
+        }
+    }
+
+    async fn agree(&self, client: &ClusterClient, keys: Vec<usize>) -> Result<(), StoreError> {
+        let names: Vec<_> = keys.iter().map(|&key| name(key)).collect();
+        let listed = list(client).await?;
+        let present = client.exists(&names).await?;
+        let sizes = client.sizes(&names).await;
+        for (index, key) in keys.into_iter().enumerate() {
+            let told = Told {
+                is_listed: listed.contains(&names[index]),
+                is_present: present[index],
+                len_bytes: [sizes[index]?, self.len_of(client, key).await?],
+            };
+            if !told.agrees() {
+                self.fail(&format!(
+                    "of key {key} a client that asks late is told {told:?}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    async fn len_of(
+        &self,
+        client: &ClusterClient,
+        key: usize,
+    ) -> Result<Option<usize>, StoreError> {
+        let room = Room::whole(arena().alloc(VALUE_BYTES_MAX).expect("room"));
+        let fetched = client.get(&name(key), room).await;
+        match fetched.map_err(|failure| failure.error)? {
+            Fetched::Hit { len_bytes, .. } => Ok(Some(len_bytes)),
+            Fetched::Miss { .. } => Ok(None),
+        }
+    }
+
+    /// Removes whatever is listed: nothing is left of it.
+    async fn tidy_up(&self, client: &ClusterClient) -> Result<(), StoreError> {
+        let removed = client.remove_listed(b"").await?;
+        let left = list(client).await?;
+        let names: Vec<_> = (0..KEYS).map(name).collect();
+        let present = client.exists(&names).await?;
+        if !left.is_empty() || present.contains(&true) {
+            self.fail(&format!(
+                "{removed} were removed, and left are {left:?}, {present:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    fn fail(&self, text: &str) {
+        self.ledger.borrow_mut().fail(self.log.now(), text);
+    }
+}
