@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use lunette_kvstore_proto::asker::PAUSE;
+use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::key::{Fingerprint, Key, KeyFault};
 use lunette_kvstore_proto::message::directory::{LISTED_MAX, ListMessage, ListReply};
 use lunette_kvstore_proto::message::{Op, Status};
-use lunette_kvstore_proto::placement::{has_seat, seats};
+use lunette_kvstore_proto::placement::seats;
 use lunette_runtime::time;
 use lunette_runtime_core::limits::KEY_BYTES_MAX;
 use lunette_runtime_core::time::Time;
@@ -78,8 +78,7 @@ impl ClusterClient {
                 keys,
                 prefix: &prefix,
             };
-            let told = self.list_of(message, until).await?;
-            Ok((told.epoch, told))
+            self.list_of(message, until).await
         });
         Ok(self.merged(told.await?))
     }
@@ -115,31 +114,21 @@ impl ClusterClient {
         self.valid(prefix).map(drop)
     }
 
-    /// What one owner names; nothing if it is a member no more.
+    /// What one owner names, and the map that it knows.
     async fn list_of(
         &self,
         message: ListMessage<'_>,
         until: Time,
-    ) -> Result<ListReply, StoreErrorKind> {
-        let (to, after) = (message.to, message.after);
-        loop {
-            let body = |version, out: &mut Vec<u8>| message.encode(version, out);
-            let asked = calls::ask_owner(&self.asking, to, Op::List, body, None, until);
-            let status = match asked.await {
-                Ok((version, reply)) => match Status::from_code(reply.status) {
-                    Status::Ok => return Ok(ListReply::decode(version, after, &reply.body)?),
-                    status => status,
-                },
-                Err(StoreErrorKind::Refused(status)) => status,
-                Err(kind) => return Err(kind),
-            };
-            if status != Status::WrongSeat || time::now() >= until {
-                return Err(StoreErrorKind::Refused(status));
+    ) -> Result<(Epoch, ListReply), StoreErrorKind> {
+        let body = |version, out: &mut Vec<u8>| message.encode(version, out);
+        let asked = calls::ask_owner(&self.asking, message.to, Op::List, body, None, until);
+        let (version, reply) = asked.await?;
+        match Status::from_code(reply.status) {
+            Status::Ok => {
+                let told = ListReply::decode(version, message.after, &reply.body)?;
+                Ok((told.epoch, told))
             }
-            if !has_seat(&self.asking.map(), to) {
-                return Ok(ListReply::default());
-            }
-            time::sleep(PAUSE).await;
+            status => Err(StoreErrorKind::Refused(status)),
         }
     }
 

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
 
+use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::asker::PAUSE;
-use lunette_kvstore_proto::message::directory::{QuotaMessage, QuotaReply};
+use lunette_kvstore_proto::message::directory::{QuotaMessage, QuotaReply, QuotaUse};
 use lunette_kvstore_proto::message::{Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::tenant::Tenant;
@@ -94,10 +95,7 @@ impl ClusterClient {
     pub async fn quotas(&self) -> Result<Vec<TenantQuota>, StoreError> {
         self.check_of_all()?;
         let until = time::now() + self.timeout;
-        let told = self.ask_everywhere(until, async |to| {
-            let told = self.quotas_at(to, until).await?;
-            Ok((told.epoch, told.quotas))
-        });
+        let told = self.ask_everywhere(until, async |to| self.quotas_at(to, until).await);
         let mut all: BTreeMap<String, TenantQuota> = BTreeMap::new();
         for quotas in told.await? {
             for told in quotas {
@@ -115,19 +113,21 @@ impl ClusterClient {
         Ok(all.into_values().collect())
     }
 
-    async fn quotas_at(&self, to: Seat, until: Time) -> Result<QuotaReply, StoreErrorKind> {
+    async fn quotas_at(
+        &self,
+        to: Seat,
+        until: Time,
+    ) -> Result<(Epoch, Vec<QuotaUse>), StoreErrorKind> {
         let message = QuotaMessage { to, change: None };
         let body = |version, out: &mut Vec<u8>| message.encode(version, out);
         let asked = calls::ask_owner(&self.asking, to, Op::Quota, body, None, until);
-        let asked = asked.await;
-        let told = asked.and_then(|(version, reply)| match Status::from_code(reply.status) {
-            Status::Ok => Ok(QuotaReply::decode(version, &reply.body)?),
+        let (version, reply) = asked.await?;
+        match Status::from_code(reply.status) {
+            Status::Ok => {
+                let told = QuotaReply::decode(version, &reply.body)?;
+                Ok((told.epoch, told.quotas))
+            }
             status => Err(StoreErrorKind::Refused(status)),
-        });
-        match told {
-            // It is a member no more: it has nothing of any quota.
-            Err(StoreErrorKind::Refused(Status::WrongSeat)) => Ok(QuotaReply::default()),
-            told => told,
         }
     }
 

@@ -1,17 +1,33 @@
 //! A client that has asked nobody for anything in a while has not heard of who has joined since. Whatever it asks all members,
 //! those are asked too.
 
+use std::cell::Cell;
+use std::future::pending;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::num::NonZeroU64;
+use std::rc::Rc;
+use std::time::Duration;
 
-use lunette_kvstore::{ClusterClient, Preferred, PutOptions, Value};
+use lunette_cluster::{Hosted, serve};
+use lunette_kvstore::{
+    ClusterClient, ClusterClientOptions, ClusterOptions, NodeOptions, Preferred, PutOptions,
+    SeatedNode, Value,
+};
 use lunette_kvstore_proto::tenant::Tenant;
+use lunette_runtime::net::TcpListener;
+use lunette_runtime::sim::{Kill, World, WorldOptions};
+use lunette_runtime::{CoreOptions, time};
+use lunette_runtime_core::ids::NodeId;
 
 use super::on_each_driver::run;
-use super::scene::{Scene, eventually, key, pattern};
+use super::scene::{Scene, eventually, key, pattern, put_in_time};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
 const LEN: usize = 20_000;
+/// In a world.
+const COORDINATOR: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 7000));
+const MEMBER: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), 7000));
 
 /// One member, a client that knows it, and then another member with an object.
 async fn unheard(tenant: &Tenant) -> (Scene, ClusterClient) {
@@ -32,6 +48,93 @@ async fn unheard(tenant: &Tenant) -> (Scene, ClusterClient) {
     assert_eq!(scene.held_by(&others, second.id.0).await, 1);
     assert_eq!(client.map().members().len(), 1, "it has not heard of it");
     (scene, client)
+}
+
+/// A member of the cluster at `COORDINATOR`, until its process ends.
+async fn member() {
+    let mut options = NodeOptions::new(NodeId(1), MEMBER, 8 * MIB);
+    let mut cluster = ClusterOptions::new("world", vec![COORDINATOR]);
+    cluster.lease_ttl_s = 2;
+    options.cluster = Some(cluster);
+    let _member = SeatedNode::start(options).await.expect("a member");
+    pending::<()>().await;
+}
+
+async fn connected() -> ClusterClient {
+    loop {
+        let options = ClusterClientOptions::new(vec![MEMBER]);
+        match ClusterClient::connect(options).await {
+            Ok(client) => return client,
+            Err(_not_yet) => time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// What a client asks all members for, which has known another life of the only one.
+async fn ask_who_began_anew(client: ClusterClient, way: usize) {
+    match way {
+        0 => {
+            let listed = client.list(b"", None).await.expect("it answers");
+            assert_eq!((listed.keys, listed.next), (vec![key(1)], None));
+        }
+        1 => {
+            let quotas = client.quotas().await.expect("it answers");
+            assert_eq!(quotas.len(), 1, "{quotas:?}");
+        }
+        _ => {
+            let stats = client.stat().await;
+            let entries = stats
+                .iter()
+                .map(|(_, stat)| Some(stat.as_ref().ok()?.shards.entries));
+            assert_eq!(entries.collect::<Vec<_>>(), [Some(1)]);
+        }
+    }
+}
+
+#[test]
+fn who_has_begun_anew_is_asked_too() {
+    for way in 0..3 {
+        let mut world = World::new(1, WorldOptions::default());
+        let core = CoreOptions::default;
+        let coordinator = world.start(COORDINATOR.ip(), 1, core());
+        let _serves = world.spawn(coordinator, 0, || async {
+            let listener = TcpListener::bind(COORDINATOR).expect("a port");
+            serve(listener, Hosted::in_memory(), None, pending()).await;
+        });
+        let mut lives = world.start(MEMBER.ip(), 1, core());
+        let _lives = world.spawn(lives, 0, member);
+        let clients = world.start(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3)), 1, core());
+        let asks = Rc::new(Cell::new(false));
+        let (is_known, due) = (Rc::new(Cell::new(false)), Rc::clone(&asks));
+        let knows = Rc::clone(&is_known);
+        let asked = world.spawn(clients, 0, move || async move {
+            let client = connected().await;
+            knows.set(true);
+            eventually("it is time", async || due.get()).await;
+            ask_who_began_anew(client, way).await;
+        });
+        let until = |world: &World| world.now() + Duration::from_secs(60);
+        let end = until(&world);
+        assert!(world.run_until(end, || is_known.get()), "it connects");
+        world.kill(lives, Kill::Crash);
+        lives = world.start(MEMBER.ip(), 1, core());
+        let _lives = world.spawn(lives, 0, member);
+        let put = world.spawn(clients, 0, || async {
+            let client = connected().await;
+            let tenant = Tenant::named("a").expect("a name");
+            eventually("its former life is over", async || {
+                let quota = client.set_quota(&tenant, NonZeroU64::new(MIB)).await;
+                quota.is_ok()
+            })
+            .await;
+            put_in_time(&client, 1, LEN, PutOptions::default()).await;
+        });
+        let end = until(&world);
+        assert!(world.run_until(end, || put.is_there()), "another puts");
+        asks.set(true);
+        let end = until(&world);
+        assert!(world.run_until(end, || asked.is_there()), "{way}: it ends");
+    }
 }
 
 #[test]

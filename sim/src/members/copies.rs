@@ -1,12 +1,16 @@
 //! Who has which copies, as members tell, and what became of them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::version::Version;
 use lunette_runtime_core::time::Time;
 
 use crate::hearing::Told;
+
+/// How long a home's order is under way, sent again if need be.
+const ORDER_TAKES_MAX: Duration = Duration::from_millis(250);
 
 /// How copies of a version have ended.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,6 +41,8 @@ pub(crate) struct Copies {
     ended: BTreeMap<(u64, Version), Ends>,
     /// Which nodes were told last to drop one while others had some, and when.
     spared: BTreeMap<((u64, Version), u64), Time>,
+    /// When one of them was last dropped to make room.
+    evicted_at: BTreeMap<(u64, Version), Time>,
     absences: Vec<Absence>,
     last_kill: Option<Time>,
     /// How many went to a drive, came back, and were there when their node was started again.
@@ -76,8 +82,13 @@ impl Copies {
             "promoted" => *self.moves.entry("promoted").or_default() += 1,
             what => {
                 holders.remove(&holder);
-                // Another may be leaving by then, of which the home had not heard.
-                if what == "ordered" && !holders.is_empty() {
+                if what == "evicted" {
+                    self.evicted_at.insert(copy, now);
+                }
+                // Another may be leaving by then, or have left, of which the home had not heard.
+                let evicted_at = self.evicted_at.get(&copy);
+                let was_elsewhere = evicted_at.is_some_and(|at| now.since(*at) < ORDER_TAKES_MAX);
+                if what == "ordered" && (!holders.is_empty() || was_elsewhere) {
                     self.spared.insert((copy, holder.0), now);
                 }
                 // Who was away may come back cold: what it had is not trusted, where nobody knows any more

@@ -75,6 +75,8 @@ pub(crate) struct Load {
     pub(crate) namespace: NamespaceKind,
     /// Whether each node has room for everything.
     pub(crate) is_roomy: bool,
+    /// Whether members have drives, which fail now and then.
+    pub(crate) has_drives: bool,
     /// How many copies writes ask for at most.
     pub(crate) copies_max: u8,
     /// How much memory the tenant may have that is not the default one.

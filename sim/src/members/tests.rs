@@ -190,7 +190,7 @@ fn who_drops_one_of_several_holds_it_no_more() {
         let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
         tell(&mut ledger, 21, 2, 5, "kept");
         tell(&mut ledger, 21, 2, 5, "recorded");
-        let (asked, told, until) = (at(22), at(23), at(90));
+        let (asked, told, until) = (at(22), at(23), at(1000));
         ledger.on_hold(
             KEY,
             Hold {
@@ -208,6 +208,18 @@ fn who_drops_one_of_several_holds_it_no_more() {
     tell(&mut spared, 26, 2, 5, "leaves");
     tell(&mut spared, 27, 2, 5, "evicted");
     assert_eq!(miss(&mut spared, 30, 31), Some("evicted"));
+    for (heard_at, cause) in [(30, Some("evicted")), (300, None)] {
+        // An order that was under way when the other one left.
+        let mut ledger = held();
+        tell(&mut ledger, 26, 2, 5, "leaves");
+        tell(&mut ledger, 27, 2, 5, "evicted");
+        tell(&mut ledger, heard_at, 1, 5, "ordered");
+        assert_eq!(
+            miss(&mut ledger, heard_at + 1, heard_at + 2),
+            cause,
+            "{heard_at}"
+        );
+    }
     let mut broken = held();
     for (ms, node) in [(25, 2), (27, 1)] {
         tell(&mut broken, ms, node, 5, "leaves");

@@ -193,6 +193,7 @@ impl Town {
             timeout: TIMEOUT,
             namespace: self.plan.namespace,
             is_roomy: self.plan.is_roomy(),
+            has_drives: self.plan.has_drives,
             copies_max: self.plan.copies_max,
             quota_bytes: self.plan.quota_bytes,
             adapters: None,

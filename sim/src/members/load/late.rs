@@ -8,7 +8,7 @@ use lunette_kvstore::{ClusterClient, Fetched, StoreError};
 use lunette_runtime::{arena, time};
 use lunette_transfer::Room;
 
-use super::{KEYS, LATE_PAUSE, Load, VALUE_BYTES_MAX, name, tenant_of};
+use super::{KEYS, LATE_PAUSE, Load, VALUE_BYTES_MAX, is_striped, name, tenant_of};
 
 /// What is under a key, as it is told in each of the ways in which one may ask.
 #[derive(Debug)]
@@ -20,9 +20,13 @@ struct Told {
 }
 
 impl Told {
-    /// Whether all of it is true of a key under which nothing has changed meanwhile.
-    fn agrees(&self) -> bool {
+    /// Whether all of it is true of a key under which nothing has changed meanwhile. `may_be_lost`: that it is, a get may be the first
+    /// to find out.
+    fn agrees(&self, may_be_lost: bool) -> bool {
         let [told, got] = self.len_bytes;
+        if got.is_none() && may_be_lost {
+            return true;
+        }
         told == got && self.is_present == got.is_some() && self.is_listed == got.is_some()
     }
 }
@@ -68,7 +72,8 @@ impl Load {
                 is_present: present[index],
                 len_bytes: [sizes[index]?, self.len_of(client, key).await?],
             };
-            if !told.agrees() {
+            let may_be_lost = self.has_drives || is_striped(key);
+            if !told.agrees(may_be_lost) {
                 self.fail(&format!(
                     "of key {key} a client that asks late is told {told:?}"
                 ));
