@@ -72,6 +72,7 @@ async fn connected() -> ClusterClient {
 
 /// What a client asks all members for, which has known another life of the only one.
 async fn ask_who_began_anew(client: ClusterClient, way: usize) {
+    let known = client.map().epoch();
     match way {
         0 => {
             let listed = client.list(b"", None).await.expect("it answers");
@@ -89,6 +90,7 @@ async fn ask_who_began_anew(client: ClusterClient, way: usize) {
             assert_eq!(entries.collect::<Vec<_>>(), [Some(1)]);
         }
     }
+    assert!(client.map().epoch() > known, "it had not heard of it");
 }
 
 #[test]
