@@ -62,7 +62,11 @@ async fn member() {
 
 async fn connected() -> ClusterClient {
     loop {
-        let options = ClusterClientOptions::new(vec![MEMBER]);
+        let options = ClusterClientOptions {
+            // Who asks for nothing has no connections.
+            idle_timeout: Duration::from_millis(100),
+            ..ClusterClientOptions::new(vec![MEMBER])
+        };
         match ClusterClient::connect(options).await {
             Ok(client) => return client,
             Err(_not_yet) => time::sleep(Duration::from_millis(50)).await,
