@@ -641,15 +641,10 @@ impl ClusterClient {
         loop {
             let map = self.asking.map();
             let stats = self.stat_of(&map).await;
-            // One that does not answer may have begun anew.
-            let is_any_silent = stats.iter().any(|(_, stat)| stat.is_err());
-            if is_any_silent && self.wait_for_map(until).await.is_err() {
-                return stats;
-            }
             let told = stats.iter().filter_map(|(_, stat)| stat.as_ref().ok());
             let told = told.map(|stat| Epoch(stat.epoch));
             let newest = told.fold(self.asking.map().epoch(), Epoch::max);
-            // There may be members that it had not heard of, and others in the place of those that it had.
+            // There may be members that it had not heard of.
             let is_newer = newest > map.epoch();
             if !is_newer || self.know_map(newest, until).await.is_err() {
                 return stats;
