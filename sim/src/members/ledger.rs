@@ -103,6 +103,29 @@ struct History {
 }
 
 impl History {
+    /// Values whose writes had been acknowledged by then, with their versions.
+    fn acknowledged(&self, begun: Time) -> Vec<(u64, &Write, Version)> {
+        let acknowledged = self.writes.iter().filter_map(|(value, write)| {
+            let (ended, version) = (write.ended?, write.version?);
+            (ended == (ended.0, End::Done) && ended.0 < begun).then_some((*value, write, version))
+        });
+        acknowledged.collect()
+    }
+
+    /// Those of them that nobody has removed or replaced since.
+    fn standing<'a>(
+        &self,
+        acknowledged: &[(u64, &'a Write, Version)],
+    ) -> Vec<(u64, &'a Write, Version)> {
+        let is_changed = |value: u64, write: &Write| {
+            let mut changes = self.changes.iter();
+            changes.any(|change| change.ended > write.begun && change.value != Some(value))
+        };
+        let standing = acknowledged.iter().copied();
+        let standing = standing.filter(|(value, write, _)| !is_changed(*value, write));
+        standing.collect()
+    }
+
     /// Since when an upsert is under way, or was, that may have been done, now or later.
     fn in_doubt_since(&self) -> Option<Time> {
         let upserts = self.writes.values().filter(|write| {
@@ -335,25 +358,34 @@ impl Ledger {
         self.copies.has_ended_but_of(&names)
     }
 
+    /// A listing that began then has not named the key. It may be on its way from one member to another, and be named by none.
+    pub(crate) fn on_unlisted(&mut self, now: Time, key: usize, begun: Time) {
+        self.count("not listed");
+        let Some(history) = self.keys.get(&key) else {
+            return;
+        };
+        if history.removals_in_doubt > 0 || history.in_doubt_since().is_some() {
+            return;
+        }
+        let standing = history.standing(&history.acknowledged(begun));
+        let high = fingerprint_high(key);
+        for (value, _, version) in standing {
+            if let Some(node) = (self.copies).holder_throughout((high, version), begun, now) {
+                let text = format!("key {key} is not listed, and node {node} has value {value}");
+                return self.fail(now, &text);
+            }
+        }
+    }
+
     fn cause_of_miss(&self, now: Time, key: usize, begun: Time) -> Result<Cause, String> {
         let Some(history) = self.keys.get(&key) else {
             return Ok(Cause::NeverPut);
         };
-        let acknowledged = history.writes.iter().filter_map(|(value, write)| {
-            let (ended, version) = (write.ended?, write.version?);
-            (ended == (ended.0, End::Done) && ended.0 < begun).then_some((*value, write, version))
-        });
-        let acknowledged: Vec<_> = acknowledged.collect();
+        let acknowledged = history.acknowledged(begun);
         if acknowledged.is_empty() {
             return Ok(Cause::NeverPut);
         }
-        let is_changed = |value: u64, write: &Write| {
-            let mut changes = history.changes.iter();
-            changes.any(|change| change.ended > write.begun && change.value != Some(value))
-        };
-        let standing = acknowledged.into_iter();
-        let standing = standing.filter(|(value, write, _)| !is_changed(*value, write));
-        let standing: Vec<_> = standing.collect();
+        let standing = history.standing(&acknowledged);
         if history.removals_in_doubt > 0 || standing.is_empty() {
             return Ok(Cause::Removed);
         }

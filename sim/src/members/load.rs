@@ -255,7 +255,7 @@ impl Load {
             }
             let keys = u32::try_from(KEYS).expect("few");
             let key = random.below(keys) as usize;
-            match random.below(18) {
+            match random.below(19) {
                 0..4 => self.get_into(&client, key, landed.as_ref()).await,
                 4 => self.get_several(&client, key).await,
                 5 | 6 => self.get_parts(&client, key, landed.as_ref()).await,
@@ -265,6 +265,7 @@ impl Load {
                 13 => self.put(&client, key % 4, WriteKind::Upsert).await,
                 14 => self.remove(&client, key % 4).await,
                 15 | 16 => self.hold(&client, key).await,
+                17 => self.list(&client, key).await,
                 _ => self.look(&client).await,
             }
         }
@@ -556,6 +557,27 @@ impl Load {
             }
             Ok(_) => {}
             Err(error) => self.on_failure(asked, &format!("hold {key}"), &error.kind),
+        }
+    }
+
+    /// All keys of a key's tenant. What a drive cannot read is not named, and whoever has it tells of that later.
+    async fn list(&self, client: &ClusterClient, key: usize) {
+        let begun = self.log.now();
+        let tenant = tenant_of(key);
+        let listed = match late::list(&client.of_tenant(tenant.clone())).await {
+            Ok(listed) => listed,
+            Err(error) => return self.on_failure(begun, "list", &error.kind),
+        };
+        let now = self.log.now();
+        self.log.note(&format!("listed: {}", listed.len()));
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.count("listed");
+        ledger.hear(&self.log);
+        let own = (0..KEYS).filter(|&key| tenant_of(key) == tenant);
+        for key in own.filter(|&key| !listed.contains(&name(key))) {
+            if !self.has_drives {
+                ledger.on_unlisted(now, key, begun);
+            }
         }
     }
 

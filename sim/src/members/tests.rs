@@ -228,6 +228,31 @@ fn who_drops_one_of_several_holds_it_no_more() {
     assert_eq!(miss(&mut broken, 30, 31), None);
 }
 
+/// Whatever else becomes of it.
+#[test]
+fn what_one_member_has_all_the_while_is_listed() {
+    let is_missed = |ledger: &mut Ledger, begun, ended| {
+        let failures = ledger.failures.len();
+        ledger.on_unlisted(at(ended), KEY, at(begun));
+        ledger.failures.len() > failures
+    };
+    let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
+    assert!(!is_missed(&mut ledger, 15, 30), "it was not acknowledged");
+    assert!(is_missed(&mut ledger, 21, 30));
+    ledger.begin_removal(KEY);
+    assert!(!is_missed(&mut ledger, 21, 30), "it may be removed");
+    ledger.end_removal(at(32), KEY, at(31), End::Done);
+    assert!(!is_missed(&mut ledger, 33, 34), "it is removed");
+    let (mut moved, _) = with_a_write(WriteKind::Put, 5);
+    tell(&mut moved, 24, 2, 5, "kept");
+    tell(&mut moved, 24, 2, 5, "recorded");
+    tell(&mut moved, 26, 1, 5, "ordered");
+    assert!(!is_missed(&mut moved, 21, 30), "by neither");
+    assert!(is_missed(&mut moved, 25, 30), "by the other");
+    tell(&mut moved, 31, 2, 5, "leaves");
+    assert!(!is_missed(&mut moved, 25, 32));
+}
+
 #[test]
 fn another_holder_counts_from_when_the_home_knows_of_it() {
     let (mut ledger, _) = with_a_write(WriteKind::Put, 5);

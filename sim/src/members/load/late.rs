@@ -32,7 +32,7 @@ impl Told {
 }
 
 /// All pages.
-async fn list(client: &ClusterClient) -> Result<Vec<Vec<u8>>, StoreError> {
+pub(super) async fn list(client: &ClusterClient) -> Result<Vec<Vec<u8>>, StoreError> {
     let (mut keys, mut after) = (Vec::new(), None);
     loop {
         let listed = client.list(b"", after).await?;
