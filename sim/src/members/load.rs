@@ -266,7 +266,7 @@ impl Load {
                 14 => self.remove(&client, key % 4).await,
                 15 | 16 => self.hold(&client, key).await,
                 17 => self.list(&client, key).await,
-                _ => self.look(&client).await,
+                _ => self.look(&client, key).await,
             }
         }
         if let Some((adapters, _)) = &self.adapters {
@@ -581,11 +581,23 @@ impl Load {
         }
     }
 
-    async fn look(&self, client: &ClusterClient) {
+    /// Whether there is something under each of a tenant's keys. While not all is calm, that a home does not know yet is told as "no".
+    async fn look(&self, client: &ClusterClient, key: usize) {
         let begun = self.log.now();
-        let keys: Vec<_> = (0..KEYS).map(name).collect();
-        if let Err(error) = client.exists(&keys).await {
-            self.on_failure(begun, "exists", &error.kind);
+        let tenant = tenant_of(key);
+        let keys: Vec<usize> = (0..KEYS).filter(|&key| tenant_of(key) == tenant).collect();
+        let names: Vec<_> = keys.iter().map(|&key| name(key)).collect();
+        let present = match client.of_tenant(tenant).exists(&names).await {
+            Ok(present) => present,
+            Err(error) => return self.on_failure(begun, "exists", &error.kind),
+        };
+        let now = self.log.now();
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.hear(&self.log);
+        for (key, is_present) in keys.into_iter().zip(present) {
+            if !is_present && begun >= self.calm_from {
+                ledger.on_miss(now, key, begun);
+            }
         }
     }
 }
