@@ -19,7 +19,7 @@
 //!
 //! Where cores want more than the quota, each has what it wants, or else as much as any other (max-min fairness), but no less
 //! than an object takes: shares into which none fits are of use to nobody. A core that has less than what it is to keep next is
-//! given that by those that have most.
+//! given that by those that have most: who has waited longest first, as long as what waits there is tried again.
 //!
 //! What a core says that it has is the larger of its credit and of what it uses. So the lender counts what was lent until it is
 //! given back, and the sum of all that may be used stays within the quota. It may be more: for as long as a quota that was
@@ -67,6 +67,9 @@ pub const SETTLE_WAIT: Duration = Duration::from_secs(2);
 
 /// For how long what was wanted last is wanted still: until it is asked for again.
 const WANTED_FOR: Duration = Duration::from_secs(2 * NO_MORE_WAIT.as_secs());
+/// For how long what waited for room last is taken to wait still: until it is tried again, and asked for.
+const NEEDED_FOR: Duration = Duration::from_millis(300);
+const _: () = assert!(NEEDED_FOR.as_millis() > 2 * ASK_AGAIN.as_millis());
 /// Each core has one such part of a quota as its piece, divided by the number of cores.
 const PIECE_SHARE: u64 = 8;
 /// Keeps the homes of tenants apart from those of keys: the fraction bits of the square root of 7.

@@ -6,8 +6,8 @@ use lunette_cluster_proto::map::ClusterMap;
 use lunette_runtime_core::time::Time;
 
 use super::{
-    ASK_AGAIN, Credit, CreditAction, CreditNews, NO_MORE_WAIT, QUOTAS_MAX, WANTED_FOR, lender_of,
-    piece_bytes,
+    ASK_AGAIN, Credit, CreditAction, CreditNews, NEEDED_FOR, NO_MORE_WAIT, QUOTAS_MAX, WANTED_FOR,
+    lender_of, piece_bytes,
 };
 use crate::placement::{Seat, seats};
 use crate::tenant::TenantTag;
@@ -258,9 +258,11 @@ impl Borrower {
         };
         let piece_bytes = piece_bytes(loan.quota_bytes, self.cores);
         let (wanted_bytes, need_bytes) = match loan.wanted {
-            wanted if now < wanted.at + WANTED_FOR => {
+            wanted if now < wanted.at + NEEDED_FOR => {
                 (wanted.bytes.max(used_bytes), wanted.need_bytes)
             }
+            // Nothing waits for it any more.
+            wanted if now < wanted.at + WANTED_FOR => (wanted.bytes.max(used_bytes), 0),
             _ => (used_bytes, 0),
         };
         let ahead = wanted_bytes.saturating_add(piece_bytes / 2);

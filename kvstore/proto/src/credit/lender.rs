@@ -8,7 +8,7 @@ use lunette_runtime_core::time::Time;
 
 use super::fair::level_bytes;
 use super::{
-    ASK_AGAIN, CreditAction, CreditNews, NO_MORE_WAIT, QUOTAS_MAX, SETTLE_WAIT, WANTED_FOR,
+    ASK_AGAIN, CreditAction, CreditNews, NEEDED_FOR, NO_MORE_WAIT, QUOTAS_MAX, SETTLE_WAIT,
     lender_of,
 };
 use crate::placement::{Seat, has_seat, seats};
@@ -281,17 +281,21 @@ impl Account {
     }
 
     /// Who is given something first where there is too little: who has waited longest, and then those that wait for nothing.
-    fn turn(&self, seat: Seat) -> (Time, Seat) {
-        let starved = self.lent.get(&seat).and_then(|lent| lent.starved);
+    fn turn(&self, now: Time, seat: Seat) -> (Time, Seat) {
+        let lent = self.lent.get(&seat);
+        // What waits is asked for again and again.
+        let heard = lent.filter(|lent| now < lent.heard + NEEDED_FOR);
+        let starved = heard.and_then(|lent| lent.starved);
         (starved.unwrap_or(Time::MAX), seat)
     }
 
     /// What those have too little for whose turn is before this one's.
     fn reserved_bytes(&self, now: Time, to: Seat) -> u64 {
-        let turn = self.turn(to);
-        let before = self.lent.iter().filter(|(_, lent)| lent.starved.is_some());
-        let before = before.filter(|&(&seat, _)| self.turn(seat) < turn);
-        let before = before.filter(|(_, lent)| now < lent.heard + WANTED_FOR);
+        let turn = self.turn(now, to);
+        let before = self.lent.iter().filter(|&(&seat, _)| {
+            let other = self.turn(now, seat);
+            other.0 < Time::MAX && other < turn
+        });
         before.fold(0, |sum, (_, lent)| {
             sum.saturating_add(self.missing_bytes(lent))
         })
@@ -343,9 +347,9 @@ impl Account {
             .values()
             .fold(free_bytes, |sum, &due| sum.saturating_add(due));
         let mut missing_bytes = missing_bytes.saturating_sub(due);
-        let turn = self.turn(to);
+        let turn = self.turn(now, to);
         let others = self.lent.iter();
-        let others = others.filter(|&(&seat, _)| seat != to && self.turn(seat) > turn);
+        let others = others.filter(|&(&seat, _)| seat != to && self.turn(now, seat) > turn);
         let mut others: Vec<(u64, Seat)> = others.map(|(&seat, lent)| (lent.bytes, seat)).collect();
         others.sort_unstable_by(|one, other| other.cmp(one));
         for (bytes, seat) in others {

@@ -351,6 +351,46 @@ fn who_has_too_little_for_anything_is_given_that_by_those_who_have_most() {
 }
 
 #[test]
+fn what_waited_for_room_counts_until_it_might_have_been_tried_again() {
+    let (mut borrower, lender_of) = borrower();
+    let mut out = Vec::new();
+    borrower.want(at(10), TENANT, (2 * MIB, MIB), &mut out);
+    assert_eq!(
+        told(&mut out),
+        [(lender_of, needs(3, 2 * MIB, 4 * MIB, MIB))]
+    );
+    for (number, ms, need_bytes) in [(4, 309, MIB), (5, 410, 0)] {
+        borrower.on_tick(at(ms), |_| 2 * MIB, &mut out);
+        let said = [(lender_of, needs(number, 2 * MIB, 4 * MIB, need_bytes))];
+        assert_eq!(told(&mut out), said, "at {ms} ms");
+    }
+    // Of the whole quota, which one has, another has waited for longer than the third, and asks no more.
+    for (ms, expected) in [(501, 0), (502, 5 * MIB)] {
+        let (mut lender, _) = lender(3);
+        let mut say = |at_ms, node, news| {
+            lender.on_news(at(at_ms), (seat(node), Epoch(1)), news, &mut out);
+            told(&mut out)
+                .into_iter()
+                .find(|(to, news)| *to == seat(node) && *news != WANTED)
+        };
+        let all = say(201, 1, needs(2, 0, QUOTA, 5 * MIB));
+        assert_eq!(all, Some((seat(1), lent(2, QUOTA, false))));
+        for node in [2, 3] {
+            let nothing = say(200 + node, node, needs(2, 0, 5 * MIB, 5 * MIB));
+            assert_eq!(nothing, Some((seat(node), lent(2, 0, true))));
+        }
+        // Room for one of them is given back.
+        say(400, 1, says(3, 11 * MIB, QUOTA));
+        let told = say(ms, 3, needs(3, 0, 5 * MIB, 5 * MIB));
+        assert_eq!(
+            told,
+            Some((seat(3), lent(3, expected, expected == 0))),
+            "at {ms} ms"
+        );
+    }
+}
+
+#[test]
 fn how_much_objects_take_is_remembered_for_a_while() {
     let (mut lender, _) = lender(2);
     let mut out = Vec::new();
