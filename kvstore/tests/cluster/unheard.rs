@@ -36,7 +36,7 @@ async fn unheard(tenant: &Tenant) -> (Scene, ClusterClient) {
     scene.add(8 * MIB).await;
     let others = scene.client().await;
     assert_eq!(others.map().members().len(), 2);
-    let second = others.map().members()[1].clone();
+    let second = others.map().members()[1];
     let options = PutOptions {
         preferred: Preferred::new(&[second.address]).expect("one"),
         ..PutOptions::default()

@@ -69,11 +69,11 @@ impl MemberService {
 
 fn looked_at(core: &MemberCore, message: &ListMessage<'_>) -> Looked {
     let machines = core.machines().borrow();
-    let mut count = 0;
-    let mut looked = Looked {
+    let looked = Looked {
         epoch: core.map().epoch(),
         ..Looked::default()
     };
+    let (mut looked, mut count) = (looked, 0);
     let copies_max = LISTED_MAX.min(message.keys.into()).max(1);
     for (key, latest) in machines.owner.keys_after(message.after) {
         let is_full = looked.copies.len() == copies_max || looked.on_drive == FROM_DRIVE_MAX;
