@@ -31,6 +31,13 @@ pub struct TenantQuota {
     pub lent_bytes: u64,
 }
 
+/// What came of asking a member to set a quota.
+enum Asked {
+    Set,
+    NotSet,
+    InDoubt,
+}
+
 impl ClusterClient {
     /// Sets a tenant's quota: how much memory of all members its objects may take, in bytes, with their keys and all copies,
     /// rounded up as memory is given out; `None`: whatever others leave it. It is kept at the coordinator, and holds until it is
@@ -51,38 +58,48 @@ impl ClusterClient {
         self.check_of_all()?;
         let until = time::now() + self.timeout;
         let change = (tenant.clone(), quota_bytes.map(NonZeroU64::get));
-        let mut turn = entropy();
-        let mut late = StoreErrorKind::TimedOut;
+        let (mut turn, mut is_in_doubt) = (entropy(), false);
         while time::now() < until {
             if let Some((to, address)) = any_seat(&self.asking.map(), turn) {
-                late = StoreErrorKind::Interrupted;
                 let change = Some(change.clone());
-                let is_set = self.ask_to_set(QuotaMessage { to, change }, until).await;
-                if is_set.map_err(|kind| StoreError::at(address, kind))? {
-                    return Ok(());
+                let asked = self.ask_to_set(QuotaMessage { to, change }, until).await;
+                match asked.map_err(|kind| StoreError::at(address, kind))? {
+                    Asked::Set => return Ok(()),
+                    Asked::NotSet => {}
+                    Asked::InDoubt => is_in_doubt = true,
                 }
             }
             turn = turn.wrapping_add(1);
             time::sleep(PAUSE).await;
         }
-        Err(StoreError::local(late))
+        Err(StoreError::local(if is_in_doubt {
+            StoreErrorKind::Interrupted
+        } else {
+            StoreErrorKind::TimedOut
+        }))
     }
 
-    /// Whether it is set; if not, another member may do it.
-    async fn ask_to_set(&self, message: QuotaMessage, until: Time) -> Result<bool, StoreErrorKind> {
+    /// What comes of asking one member; if it is not set, another may do it.
+    async fn ask_to_set(
+        &self,
+        message: QuotaMessage,
+        until: Time,
+    ) -> Result<Asked, StoreErrorKind> {
         let body = |version, out: &mut Vec<u8>| message.encode(version, out);
         let nothing = Attachments::default();
         let called = calls::call(&self.asking, message.to, Op::Quota, body, nothing);
         let called = time::timeout(until.since(time::now()), called).await;
         match called {
             Ok((Called::Reply(_, reply), _)) => match Status::from_code(reply.status) {
-                Status::Ok => Ok(true),
-                Status::WrongSeat => Ok(false),
-                status if status.is_retryable() => Ok(false),
+                Status::Ok => Ok(Asked::Set),
+                Status::WrongSeat | Status::Busy => Ok(Asked::NotSet),
+                // It leaves, for one, and may have told the coordinator before.
+                status if status.is_retryable() => Ok(Asked::InDoubt),
                 status => Err(StoreErrorKind::Refused(status)),
             },
             Ok((Called::Never(kind), _)) => Err(kind),
-            Ok((Called::Unsent(_) | Called::Unanswered(_), _)) | Err(_) => Ok(false),
+            Ok((Called::Unsent(_), _)) => Ok(Asked::NotSet),
+            Ok((Called::Unanswered(_), _)) | Err(_) => Ok(Asked::InDoubt),
         }
     }
 

@@ -77,6 +77,24 @@ fn who_is_no_member_is_not_emptied_and_not_everybody_may_ask() {
     });
 }
 
+/// Who was asked to be emptied may be, once the coordinator is back.
+#[test]
+fn whether_a_member_will_be_emptied_may_be_in_doubt() {
+    run(WORLDS, || async {
+        let mut scene = Scene::of(2, 8 * MIB).await;
+        scene.set_client_timeout(Duration::from_millis(500));
+        let client = scene.client().await;
+        let first = client.map().members()[0].address;
+        scene.end_coordinator();
+        let refused = client
+            .retire(first)
+            .await
+            .expect_err("there is no such map");
+        assert_eq!(refused.kind, StoreErrorKind::Interrupted);
+        assert!(!client.map().members()[0].is_draining);
+    });
+}
+
 /// It looks for a newer map only now and then, and not at all while it asks nobody for anything.
 #[test]
 fn a_client_that_has_not_heard_of_others_looks_before_it_says_that_there_are_none() {

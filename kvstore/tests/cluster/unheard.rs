@@ -26,8 +26,10 @@ const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
 const LEN: usize = 20_000;
 /// In a world.
-const COORDINATOR: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 7000));
-const MEMBER: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), 7000));
+pub(crate) const COORDINATOR: SocketAddr =
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 7000));
+pub(crate) const MEMBER: SocketAddr =
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 2), 7000));
 
 /// One member, a client that knows it, and then another member with an object.
 async fn unheard(tenant: &Tenant) -> (Scene, ClusterClient) {
@@ -50,8 +52,16 @@ async fn unheard(tenant: &Tenant) -> (Scene, ClusterClient) {
     (scene, client)
 }
 
+pub(crate) const CLIENTS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
+
+/// Serves at `COORDINATOR`.
+pub(crate) async fn coordinate() {
+    let listener = TcpListener::bind(COORDINATOR).expect("a port");
+    serve(listener, Hosted::in_memory(), None, pending()).await;
+}
+
 /// A member of the cluster at `COORDINATOR`, until its process ends.
-async fn member() {
+pub(crate) async fn member() {
     let mut options = NodeOptions::new(NodeId(1), MEMBER, 8 * MIB);
     let mut cluster = ClusterOptions::new("world", vec![COORDINATOR]);
     cluster.lease_ttl_s = 2;
@@ -60,7 +70,7 @@ async fn member() {
     pending::<()>().await;
 }
 
-async fn connected() -> ClusterClient {
+pub(crate) async fn connected() -> ClusterClient {
     loop {
         let options = ClusterClientOptions {
             // Who asks for nothing has no connections.
@@ -103,13 +113,10 @@ fn who_has_begun_anew_is_asked_too() {
         let mut world = World::new(1, WorldOptions::default());
         let core = CoreOptions::default;
         let coordinator = world.start(COORDINATOR.ip(), 1, core());
-        let _serves = world.spawn(coordinator, 0, || async {
-            let listener = TcpListener::bind(COORDINATOR).expect("a port");
-            serve(listener, Hosted::in_memory(), None, pending()).await;
-        });
+        let _serves = world.spawn(coordinator, 0, coordinate);
         let mut lives = world.start(MEMBER.ip(), 1, core());
         let _lives = world.spawn(lives, 0, member);
-        let clients = world.start(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3)), 1, core());
+        let clients = world.start(CLIENTS, 1, core());
         let asks = Rc::new(Cell::new(false));
         let (is_known, due) = (Rc::new(Cell::new(false)), Rc::clone(&asks));
         let knows = Rc::clone(&is_known);
