@@ -34,7 +34,16 @@ fn options(kind: WriteKind) -> PutOptions {
 }
 
 async fn reserve_for(client: &ClusterClient, kind: WriteKind, keep: Duration) -> Reservation {
-    match client.reserve(&key(1), LEN, options(kind), keep).await {
+    reserve_len(client, LEN, kind, keep).await
+}
+
+async fn reserve_len(
+    client: &ClusterClient,
+    len: usize,
+    kind: WriteKind,
+    keep: Duration,
+) -> Reservation {
+    match client.reserve(&key(1), len, options(kind), keep).await {
         Ok(Reserved::Room(reservation)) => reservation,
         other => panic!("no room: {other:?}"),
     }
@@ -237,7 +246,9 @@ fn parts_at_a_node_that_leaves_are_lost_and_the_others_go_with_them() {
 #[test]
 fn what_was_committed_stays_until_all_is() {
     const ROUNDS: usize = 40;
-    const WRITERS: usize = 4;
+    const WRITERS: usize = 8;
+    /// In forty parts.
+    const LONG: usize = 4 * LEN;
     run(WORLDS, || async {
         let scene = Scene::of(1, 2 * MIB).await;
         let client = scene.client().await;
@@ -250,7 +261,7 @@ fn what_was_committed_stays_until_all_is() {
                 while !is_over.get() {
                     count += 1;
                     let n = (writer + 1) * 10_000 + count;
-                    let value = Value::new(pattern(n, LEN));
+                    let value = Value::new(pattern(n, LONG));
                     // Whether there is room for them all does not matter.
                     let stored = others.put(&key(n), value, options(WriteKind::Put)).await;
                     if let Err(error) = stored {
@@ -261,8 +272,8 @@ fn what_was_committed_stays_until_all_is() {
             }));
         }
         for round in 0..ROUNDS {
-            let reservation = reserve_for(&client, WriteKind::Upsert, KEEP).await;
-            assert_eq!(write(&reservation, round, 0, LEN).await, Ok(()));
+            let reservation = reserve_len(&client, LONG, WriteKind::Upsert, KEEP).await;
+            assert_eq!(write(&reservation, round, 0, LONG).await, Ok(()));
             let committed = reservation.commit().await;
             assert!(
                 committed.is_ok(),
@@ -275,7 +286,7 @@ fn what_was_committed_stays_until_all_is() {
         for others in writing {
             count += others.await.expect("it ends");
         }
-        assert!(count > ROUNDS, "{count} others");
+        assert!(count > WRITERS, "{count} others");
     });
 }
 
