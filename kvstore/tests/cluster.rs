@@ -137,6 +137,8 @@ mod repairs;
 mod reserved;
 
 #[cfg(test)]
+#[path = "cluster/reserved_doubt.rs"]
+mod reserved_doubt;
 #[path = "cluster/reserved_parts.rs"]
 mod reserved_parts;
 

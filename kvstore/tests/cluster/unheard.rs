@@ -62,7 +62,12 @@ pub(crate) async fn coordinate() {
 
 /// A member of the cluster at `COORDINATOR`, until its process ends.
 pub(crate) async fn member() {
-    let mut options = NodeOptions::new(NodeId(1), MEMBER, 8 * MIB);
+    member_at(1, MEMBER).await;
+}
+
+/// The same, with another name and address.
+pub(crate) async fn member_at(id: u64, address: SocketAddr) {
+    let mut options = NodeOptions::new(NodeId(id), address, 8 * MIB);
     let mut cluster = ClusterOptions::new("world", vec![COORDINATOR]);
     cluster.lease_ttl_s = 2;
     options.cluster = Some(cluster);

@@ -18,7 +18,7 @@ use lunette_kvstore_proto::version::Version;
 use thiserror::Error;
 
 use self::parts::{PartSlots, PartsFailure};
-use self::slot::{Slot, SlotFailure, Slotted};
+use self::slot::{Slot, SlotFailure, Slotted, is_there};
 use super::striping::{Former, drawn_manifest};
 use super::{ClusterClient, PutOptions, Stored};
 use crate::cluster_client::objects::parts_of;
@@ -172,7 +172,10 @@ impl Reservation {
         let (error, room) = match room {
             ReservedRoom::Whole(slot) => match slot.commit(None).await {
                 Ok(stored) => return Ok(stored),
-                Err(SlotFailure { error, slot }) => (error, slot.map(ReservedRoom::Whole)),
+                Err(SlotFailure { error, slot }) => {
+                    let slot = slot.filter(|_| is_there(&error));
+                    (error, slot.map(ReservedRoom::Whole))
+                }
             },
             ReservedRoom::Parts(parts) => {
                 let valid_key = Key::new(&key).expect("it was one when it was reserved");

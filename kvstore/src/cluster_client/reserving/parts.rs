@@ -4,7 +4,7 @@
 //!            write ...          commit: all is written        all parts are objects, none is lost
 //!   Reserved ----------> Reserved ------------------> Committing -----------------------> the manifest is put
 //!      |                                                |      ^
-//!      +-- dropped: each part is given back             +------+ nothing was done for a part: committed again
+//!      +-- dropped: each part is given back             +------+ nothing was done for a part, or nobody knows: committed again
 //! ```
 //!
 //! - **Nothing is committed before all is written.** What was written is remembered here, so that a commit that comes
@@ -32,7 +32,7 @@ use lunette_runtime_core::time::Time;
 
 use super::slot::{Slot, SlotFailure, Slotted, is_there, lost};
 use crate::cluster_client::striping::{
-    Former, PARTS_AHEAD_MAX, Parts, Written, of_object, of_part,
+    Former, PARTS_AHEAD_MAX, Parts, Written, of_object, of_part, too_full,
 };
 use crate::cluster_client::trying::Writing;
 use crate::cluster_client::{ClusterClient, PutOptions, Stored};
@@ -60,9 +60,17 @@ pub(super) struct PartSlots {
 /// Room for a part.
 struct PartSlot {
     part: Part,
-    /// `None` once it was committed.
-    slot: Option<Slot>,
+    state: PartState,
     filled: RefCell<Filled>,
+}
+
+/// What has become of it.
+enum PartState {
+    Reserved(Slot),
+    /// Nobody knows whether it was. If not, there may be room for it still.
+    MaybeCommitted(Option<Slot>),
+    Committed,
+    GivenBack,
 }
 
 /// A range that is being written, or of which nobody knows what it holds.
@@ -70,6 +78,13 @@ struct Filling<'a> {
     filled: &'a RefCell<Filled>,
     range: ByteRange,
     crc32c: Option<u32>,
+}
+
+/// What a commit fails with.
+struct CommitError {
+    error: StoreError,
+    /// Whether it can never be done.
+    is_over: bool,
 }
 
 /// A commit has failed.
@@ -116,7 +131,7 @@ impl PartSlots {
                 match Slot::reserve(&client, key.key(), part.len_bytes, options, keep).await? {
                     Slotted::Slot(slot) => Ok(PartSlot {
                         part,
-                        slot: Some(slot),
+                        state: PartState::Reserved(slot),
                         filled: RefCell::default(),
                     }),
                     // Nobody else writes under a key that was drawn.
@@ -169,7 +184,7 @@ impl PartSlots {
         self.kept_at.set(now);
         for some in self.slots.chunks(PARTS_AHEAD_MAX) {
             let nothing = Value::empty();
-            let slots = some.iter().filter_map(|part| part.slot.as_ref());
+            let slots = some.iter().filter_map(PartSlot::slot);
             let kept = join_all(slots.map(|slot| slot.write(0, &nothing))).await;
             if kept.contains(&Err(lost())) {
                 return Err(lost());
@@ -182,17 +197,17 @@ impl PartSlots {
     pub(super) async fn commit(mut self, key: Key<'_>) -> Result<Stored, PartsFailure> {
         match self.try_commit(key).await {
             Ok(stored) => Ok(stored),
-            Err(error) => {
-                let parts = is_there(&error).then_some(self);
+            Err(CommitError { error, is_over }) => {
+                let parts = (!is_over).then_some(self);
                 Err(PartsFailure { error, parts })
             }
         }
     }
 
-    async fn try_commit(&mut self, key: Key<'_>) -> Result<Stored, StoreError> {
+    async fn try_commit(&mut self, key: Key<'_>) -> Result<Stored, CommitError> {
         if !self.slots.iter().all(PartSlot::is_whole) {
             let kind = StoreErrorKind::Refused(Status::Unfinished);
-            return Err(StoreError::local(kind));
+            return Err(StoreError::local(kind).into());
         }
         let former = match self.client.former(key, self.options.kind).await? {
             Former::Taken { version } => return Ok(Stored::Exists { version }),
@@ -205,31 +220,61 @@ impl PartSlots {
         Ok(self.written.with_manifest(published.await?))
     }
 
-    async fn commit_parts(&mut self) -> Result<(), StoreError> {
-        let count = self.parts.count();
+    async fn commit_parts(&mut self) -> Result<(), CommitError> {
         self.parts.begin_all();
-        for some in self.slots.chunks_mut(PARTS_AHEAD_MAX) {
+        // Of those that were committed the time before, some may be about to leave.
+        self.stay().await?;
+        for first in (0..self.slots.len()).step_by(PARTS_AHEAD_MAX) {
+            let end = self.slots.len().min(first + PARTS_AHEAD_MAX);
+            let some = self.slots[first..end].iter_mut();
             let mut ended = Ok(());
-            for written in join_all(some.iter_mut().map(PartSlot::commit)).await {
+            for written in join_all(some.map(PartSlot::commit)).await {
                 match written {
                     Ok(written) => self.written = self.written.and(written),
-                    Err(error) => ended = ended.and(Err(error)),
+                    // That one of them is over comes before that others may be tried again.
+                    Err(error) if ended.is_ok() || !is_there(&error) => ended = Err(error),
+                    Err(_) => {}
                 }
             }
             ended?;
-            let last = some.last().map_or(0, |slot| slot.part.place);
-            if self.parts.take_long() {
-                self.client.all_there(&self.parts, last + 1).await?;
+            self.stay().await?;
+        }
+        self.look().await?;
+        if self.slots.iter().all(PartSlot::is_committed) {
+            Ok(())
+        } else {
+            Err(StoreError::local(StoreErrorKind::TimedOut).into())
+        }
+    }
+
+    /// Has what was committed held for longer, if that takes long.
+    async fn stay(&mut self) -> Result<(), CommitError> {
+        if self.parts.take_long() {
+            self.look().await?;
+        }
+        Ok(())
+    }
+
+    /// Looks whether all is there that was committed, and what is there of the rest of which nobody knows.
+    async fn look(&mut self) -> Result<(), CommitError> {
+        let some = self.slots.iter().filter(|slot| slot.may_be_there());
+        let some = some.map(|slot| slot.part).collect();
+        let looked = self.client.looked_for(&self.parts, some).await;
+        for slot in &mut self.slots {
+            if looked.there.contains(&slot.part) {
+                slot.is_there();
+            } else if looked.lost.contains(&slot.part) {
+                slot.is_gone()?;
             }
         }
-        self.client.all_there(&self.parts, count).await
+        Ok(())
     }
 
     /// Gives the room back.
     pub(super) async fn revoke(mut self) -> Result<(), StoreError> {
         let mut ended = Ok(());
         for some in self.slots.chunks_mut(PARTS_AHEAD_MAX) {
-            let slots = some.iter_mut().filter_map(|part| part.slot.take());
+            let slots = some.iter_mut().filter_map(PartSlot::take);
             let revoked = join_all(slots.map(Slot::revoke)).await;
             ended = revoked.into_iter().fold(ended, Result::and);
         }
@@ -254,7 +299,7 @@ impl PartSlot {
         let to = (offset_bytes + value.len()).min(begins_at + len_bytes);
         let bytes = value.slice(from - offset_bytes, to - from);
         bytes.check().map_err(StoreError::local)?;
-        let slot = self.slot.as_ref().ok_or(lost())?;
+        let slot = self.slot().ok_or(lost())?;
         let range = ByteRange {
             offset_bytes: (from - begins_at) as u64,
             len_bytes: u32::try_from(to - from).expect("inside a part"),
@@ -266,26 +311,97 @@ impl PartSlot {
         Ok(())
     }
 
-    fn is_whole(&self) -> bool {
-        self.slot.is_none() || self.filled.borrow().is_whole(self.part.len_bytes)
+    const fn slot(&self) -> Option<&Slot> {
+        match &self.state {
+            PartState::Reserved(slot) => Some(slot),
+            PartState::MaybeCommitted(_) | PartState::Committed | PartState::GivenBack => None,
+        }
     }
 
-    /// Makes it an object, unless it is one.
+    /// What is to be given back.
+    fn take(&mut self) -> Option<Slot> {
+        match std::mem::replace(&mut self.state, PartState::GivenBack) {
+            PartState::Reserved(slot) => Some(slot),
+            PartState::MaybeCommitted(slot) => slot,
+            PartState::Committed | PartState::GivenBack => None,
+        }
+    }
+
+    const fn may_be_there(&self) -> bool {
+        matches!(
+            self.state,
+            PartState::MaybeCommitted(_) | PartState::Committed
+        )
+    }
+
+    const fn is_committed(&self) -> bool {
+        matches!(self.state, PartState::Committed)
+    }
+
+    fn is_whole(&self) -> bool {
+        self.slot().is_none() || self.filled.borrow().is_whole(self.part.len_bytes)
+    }
+
+    /// Makes it an object, unless it may be one.
     async fn commit(&mut self) -> Result<Written, StoreError> {
-        let Some(slot) = self.slot.take() else {
+        if self.slot().is_none() {
             return Ok(Written::default());
-        };
+        }
+        let slot = self.take().expect("it was looked at");
         match slot.commit(Some(COMMITTED_HOLD)).await {
-            Ok(stored) => Ok(Written::of(&stored)),
+            Ok(stored) => {
+                self.state = PartState::Committed;
+                Ok(Written::of(&stored))
+            }
             // Whether it is there is asked when all are.
-            Err(SlotFailure { error, .. }) if error.kind == StoreErrorKind::Interrupted => {
+            Err(SlotFailure { error, slot }) if is_in_doubt(&error) => {
+                self.state = PartState::MaybeCommitted(slot);
                 Ok(Written::default())
             }
             Err(SlotFailure { error, slot }) => {
-                self.slot = slot;
+                if let Some(slot) = slot {
+                    self.state = PartState::Reserved(slot);
+                }
                 Err(error)
             }
         }
+    }
+
+    /// It was found.
+    fn is_there(&mut self) {
+        if let Some(slot) = self.take() {
+            slot.end();
+        }
+        self.state = PartState::Committed;
+    }
+
+    /// It was not found.
+    fn is_gone(&mut self) -> Result<(), CommitError> {
+        let error = match std::mem::replace(&mut self.state, PartState::GivenBack) {
+            PartState::MaybeCommitted(Some(slot)) => {
+                self.state = PartState::Reserved(slot);
+                return Ok(());
+            }
+            // It had to leave.
+            PartState::Committed => too_full(),
+            PartState::MaybeCommitted(None) | PartState::Reserved(_) | PartState::GivenBack => {
+                lost()
+            }
+        };
+        let is_over = true;
+        Err(CommitError { error, is_over })
+    }
+}
+
+/// Whether it may have been committed: where nobody knows, and where there is no room, since it may have been tried before.
+fn is_in_doubt(error: &StoreError) -> bool {
+    error.kind == StoreErrorKind::Interrupted || *error == lost()
+}
+
+impl From<StoreError> for CommitError {
+    fn from(error: StoreError) -> Self {
+        let is_over = !is_there(&error);
+        Self { error, is_over }
     }
 }
 

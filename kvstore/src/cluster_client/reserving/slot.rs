@@ -65,7 +65,7 @@ enum Asked {
 /// A commit has failed.
 pub(super) struct SlotFailure {
     pub(super) error: StoreError,
-    /// Where nothing was done, or not all bytes are written.
+    /// Where nothing was done, nobody knows whether that is so, or not all bytes are written.
     pub(super) slot: Option<Slot>,
 }
 
@@ -225,12 +225,17 @@ impl Slot {
             Ok(None) => lost(),
             Err(error) => error,
         };
-        if is_there(&error) {
+        if is_there(&error) || error.kind == StoreErrorKind::Interrupted {
             let slot = Some(self);
             return Err(SlotFailure { error, slot });
         }
         self.is_over.set(error == lost());
         Err(SlotFailure { error, slot: None })
+    }
+
+    /// It was committed.
+    pub(super) fn end(self) {
+        self.is_over.set(true);
     }
 
     /// Gives it back.

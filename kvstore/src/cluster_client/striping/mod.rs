@@ -9,14 +9,19 @@
 //! | file | subject |
 //! |---|---|
 //! | `writing` | puts: parts, then the manifest |
+//! | `parts` | the parts of a put, which are looked for, held and removed |
 //! | `reading` | gets: the manifest, then parts |
 //! | here | removals |
 
+mod parts;
 mod reading;
 mod writing;
 
+pub(super) use parts::Parts;
 pub(super) use reading::Stretch;
-pub(super) use writing::{Former, PartSource, Parts, Written, drawn_manifest, of_object, of_part};
+pub(super) use writing::{
+    Former, PartSource, Written, drawn_manifest, of_object, of_part, too_full,
+};
 
 use std::time::Duration;
 

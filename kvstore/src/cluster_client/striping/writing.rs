@@ -1,18 +1,15 @@
 //! Puts of objects in parts.
 
-use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
-use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::residence::STANDS_BY;
 use lunette_kvstore_proto::retention::{GroupId, PIN_TTL_MAX, Pin};
-use lunette_kvstore_proto::striped::{Manifest, Part, PartKey, PartsOf, WriteId};
+use lunette_kvstore_proto::striped::{Manifest, Part, PartKey, WriteId};
 use lunette_kvstore_proto::version::{Form, Version, WriteKind};
 use lunette_runtime::arena::SharedMemory;
 use lunette_runtime::{entropy, time};
@@ -20,6 +17,7 @@ use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 use lunette_transfer::WriteSource;
 
+use super::parts::Parts;
 use super::{PARTS_AHEAD_MAX, len};
 use crate::cluster_client::placing::Places;
 use crate::cluster_client::running::Ended;
@@ -30,7 +28,6 @@ use crate::value::Value;
 
 /// How often a part is written of which nobody knows whether it was. No other write is of its key.
 const PART_TRIES: usize = 3;
-
 /// How often names of parts are drawn, and their homes with them.
 const DRAWS_MAX: u32 = 2;
 /// How often parts are written that are gone by the time that all others are there.
@@ -41,69 +38,7 @@ const ROUNDS_AT_HOME: u32 = 2;
 /// How long others have to end what they are writing before that is done, the first time; then twice as long.
 const ROUND_WAIT: Duration = Duration::from_millis(2);
 /// Of an object of more parts, more than half of which are gone, no part is written again.
-const ALL_AGAIN_MAX: u32 = 16;
-
-/// The parts of a write, which are removed with it unless they are kept.
-pub(in crate::cluster_client) struct Parts {
-    client: ClusterClient,
-    of: PartsOf,
-    manifest: Manifest,
-    /// So many may be there.
-    begun: Cell<u32>,
-    /// Since when those that are there stay where they are.
-    since: Cell<Time>,
-    /// For how long they do.
-    stay: Duration,
-    is_kept: Cell<bool>,
-}
-
-impl Parts {
-    /// Of an object under this key. None is there; for so long they stay once they are.
-    pub(in crate::cluster_client) fn new(
-        client: &ClusterClient,
-        key: Key<'_>,
-        manifest: Manifest,
-        stay: Duration,
-    ) -> Self {
-        Self {
-            client: client.clone(),
-            of: key.into(),
-            manifest,
-            begun: Cell::new(0),
-            since: Cell::new(time::now()),
-            stay,
-            is_kept: Cell::new(false),
-        }
-    }
-
-    pub(in crate::cluster_client) fn count(&self) -> u32 {
-        self.manifest.count()
-    }
-
-    pub(in crate::cluster_client) fn key_of(&self, place: u32) -> PartKey {
-        self.manifest.part_key(self.of, place)
-    }
-
-    /// Any of them may be there from now on.
-    pub(in crate::cluster_client) fn begin_all(&self) {
-        self.begun.set(self.count());
-        self.since.set(time::now());
-    }
-
-    /// Whether those that came first may leave soon.
-    pub(in crate::cluster_client) fn take_long(&self) -> bool {
-        time::now().since(self.since.get()) > self.stay / 2
-    }
-}
-
-impl Drop for Parts {
-    fn drop(&mut self) {
-        let count = self.begun.get();
-        if count > 0 && !self.is_kept.get() {
-            drop(self.client.drop_parts(self.of, self.manifest, count));
-        }
-    }
-}
+const ALL_AGAIN_MAX: usize = 16;
 
 /// What an object in parts is written from.
 pub(in crate::cluster_client) trait PartSource {
@@ -307,7 +242,7 @@ impl ClusterClient {
             ..object
         };
         // Given up from now on, it may be there all the same.
-        parts.is_kept.set(true);
+        parts.keep(true);
         let until = time::now() + self.timeout;
         let places = self.places(object.key, &object.options, together);
         let stored = self.put_at(object, places, until).await;
@@ -318,7 +253,7 @@ impl ClusterClient {
                 StoreErrorKind::Interrupted | StoreErrorKind::ShutDown
             ),
         };
-        parts.is_kept.set(is_there);
+        parts.keep(is_there);
         stored
     }
 
@@ -330,7 +265,6 @@ impl ClusterClient {
         parts: &Parts,
         together: Option<NodeId>,
     ) -> Result<Option<Written>, S::Error> {
-        let count = parts.manifest.count();
         let mut all = Written::default();
         let mut left: Vec<Part> = parts.manifest.parts().collect();
         for round in 0..ROUNDS_MAX {
@@ -342,7 +276,8 @@ impl ClusterClient {
                 .put_some(object, parts, (left, is_drawn), together)
                 .await?;
             all = all.and(written);
-            left = self.lost_parts(parts, count).await?;
+            let every = parts.manifest.parts().collect();
+            left = self.lost_parts(parts, every).await?;
             if left.is_empty() {
                 return Ok(Some(all));
             }
@@ -376,7 +311,7 @@ impl ClusterClient {
                     }
                 };
                 left.next();
-                parts.begun.set(parts.begun.get().max(part.place + 1));
+                parts.begin_to(part.place + 1);
                 let key = parts.key_of(part.place);
                 let drawn = if is_drawn {
                     self.draw_seat(key.key(), value.len()).await
@@ -394,44 +329,20 @@ impl ClusterClient {
             drop(kept);
             if written.is_ok() && parts.take_long() {
                 // What is gone is written again with the others that are by the end.
-                written = self.lost_parts(parts, place + 1).await.and(written);
+                let first = parts.manifest.parts().take(place as usize + 1);
+                let lost = self.lost_parts(parts, first.collect()).await;
+                written = lost.and(written);
             }
             all = all.and_then(|all| Ok(all.and(written?)));
         }
     }
 
-    /// Fails if one of the first `count` parts is surely gone already, as [`lost_parts`](Self::lost_parts) finds out.
-    pub(in crate::cluster_client) async fn all_there(
-        &self,
-        parts: &Parts,
-        count: u32,
-    ) -> Result<(), StoreError> {
-        let lost = self.lost_parts(parts, count).await?;
-        if lost.is_empty() {
-            Ok(())
-        } else {
-            Err(too_full())
-        }
-    }
-
-    /// Those of the first `count` parts that are surely gone already. If these are most of many, there is not enough
-    /// memory for all, and each makes its room at the cost of another. Where writing them takes long, parts
-    /// are held from now on, within what one holder may hold, and until it takes long again.
-    async fn lost_parts(&self, parts: &Parts, count: u32) -> Result<Vec<Part>, StoreError> {
-        let hold = parts.take_long().then(|| HoldWish {
-            holder: self.asking.id().0,
-            ttl_ms: u32::try_from(parts.stay.as_millis()).expect("seconds"),
-        });
-        if hold.is_some() {
-            parts.since.set(time::now());
-        }
-        let keys: Vec<_> = (0..count).map(|place| parts.key_of(place)).collect();
-        let keys = keys.iter().map(PartKey::key);
-        let found = self.ask_all(keys, Wish::Lookup(hold)).await;
-        let found = parts.manifest.parts().zip(found);
-        let lost = found.filter(|(_, found)| matches!(found, Ok(Outcome::Miss)));
-        let lost: Vec<Part> = lost.map(|(part, _)| part).collect();
-        if count > ALL_AGAIN_MAX && lost.len() * 2 > count as usize {
+    /// Those that are surely gone already. If these are most of many, there is not enough memory for all, and each makes its
+    /// room at the cost of another.
+    async fn lost_parts(&self, parts: &Parts, some: Vec<Part>) -> Result<Vec<Part>, StoreError> {
+        let count = some.len();
+        let lost = self.looked_for(parts, some).await.lost;
+        if count > ALL_AGAIN_MAX && lost.len() * 2 > count {
             return Err(too_full());
         }
         Ok(lost)
@@ -480,7 +391,7 @@ impl ClusterClient {
     }
 }
 
-const fn too_full() -> StoreError {
+pub(in crate::cluster_client) const fn too_full() -> StoreError {
     StoreError::local(StoreErrorKind::Refused(Status::Full))
 }
 
