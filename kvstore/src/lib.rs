@@ -52,8 +52,8 @@ pub use client::{Client, ClientOptions, Get, GetFailure, Put};
 pub use cluster_client::{
     AdapterGets, AdapterPuts, Cleared, ClusterClient, ClusterClientOptions, CommitFailure,
     DeviceCheck, DeviceClient, DeviceFetched, DeviceLanding, DeviceStoreError, Fetched, Landing,
-    ListCursor, Listed, Located, OneSided, PREFERRED_MAX, Preferred, PutOptions, Reservation,
-    Reserved, Stored, TenantQuota, TooManyLandings,
+    ListCursor, Listed, Located, OneSided, PARTS, PREFERRED_MAX, Preferred, PutOptions,
+    Reservation, Reserved, Stored, TenantQuota, TooManyLandings,
 };
 pub use counting::{
     CoreReport, DriveReport, HISTOGRAM_BUCKETS, Histogram, MemberReport, Outcome, RequestReport,

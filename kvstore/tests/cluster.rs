@@ -139,6 +139,8 @@ mod reserved;
 #[cfg(test)]
 #[path = "cluster/reserved_doubt.rs"]
 mod reserved_doubt;
+
+#[cfg(test)]
 #[path = "cluster/reserved_parts.rs"]
 mod reserved_parts;
 

@@ -14,10 +14,11 @@ thread_local! {
 }
 
 /// The targets that are listened to.
-const TARGETS: [&str; 3] = [
+const TARGETS: [&str; 4] = [
     lunette_kvstore::RELEASES,
     lunette_kvstore::ANSWERS,
     lunette_kvstore::COPIES,
+    lunette_kvstore::PARTS,
 ];
 
 /// One event: its target and its fields.

@@ -104,6 +104,7 @@ pub use placing::{PREFERRED_MAX, Preferred};
 pub use quotas::TenantQuota;
 pub use reserving::{CommitFailure, Reservation, Reserved};
 use running::Brought;
+pub use striping::PARTS;
 pub(crate) use trying::stored_as;
 
 /// How a client of a cluster behaves.

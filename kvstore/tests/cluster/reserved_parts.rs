@@ -43,10 +43,12 @@ async fn reserve_len(
     kind: WriteKind,
     keep: Duration,
 ) -> Reservation {
-    match client.reserve(&key(1), len, options(kind), keep).await {
-        Ok(Reserved::Room(reservation)) => reservation,
-        other => panic!("no room: {other:?}"),
-    }
+    let name = key(1);
+    let reserved = client.reserve(&name, len, options(kind), keep).await;
+    let Ok(Reserved::Room(reservation)) = reserved else {
+        panic!("no room: {reserved:?}");
+    };
+    reservation
 }
 
 async fn reserve(client: &ClusterClient) -> Reservation {

@@ -30,6 +30,14 @@ struct Absence {
     until: Time,
 }
 
+/// The version that is told of.
+pub(crate) fn version_of(told: &Told) -> Version {
+    Version {
+        epoch: Epoch(told.number("epoch")),
+        sequence: told.number("sequence"),
+    }
+}
+
 /// A core of a node.
 type Holder = (u64, u64);
 
@@ -51,11 +59,7 @@ pub(crate) struct Copies {
 
 impl Copies {
     pub(crate) fn on_told(&mut self, now: Time, told: &Told) {
-        let version = Version {
-            epoch: Epoch(told.number("epoch")),
-            sequence: told.number("sequence"),
-        };
-        let copy = (told.number("key_high"), version);
+        let copy = (told.number("key_high"), version_of(told));
         let holder = (told.number("node"), told.number("core"));
         let is_beaten = told.what == "ordered" && self.is_there_earlier(copy);
         let holders = self.living.entry(copy).or_default();

@@ -10,9 +10,9 @@ use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime::sim::Log;
 use lunette_runtime_core::time::Time;
 
-use super::copies::{Copies, Ends};
-use super::load::{KEYS, fingerprint_high, is_striped};
-use crate::hearing::heard;
+use super::copies::{Copies, Ends, version_of};
+use super::load::{KEYS, fingerprint_high, is_striped, len_of};
+use crate::hearing::{Told, heard};
 
 /// Why a key was not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,6 +126,14 @@ impl History {
         standing.collect()
     }
 
+    /// Whether somebody had removed or replaced by then what had been acknowledged before.
+    fn is_dead(&self, (value, write): (u64, &Write), by: Time) -> bool {
+        self.changes.iter().any(|change| {
+            let is_older = matches!(write.ended, Some((ended, End::Done | End::DoneCutOff)) if ended < change.begun);
+            change.value != Some(value) && is_older && change.ended < by
+        })
+    }
+
     /// Since when an upsert is under way, or was, that may have been done, now or later.
     fn in_doubt_since(&self) -> Option<Time> {
         let upserts = self.writes.values().filter(|write| {
@@ -162,6 +170,8 @@ pub(crate) struct Ledger {
     keys: BTreeMap<usize, History>,
     last_value: u64,
     pub(crate) copies: Copies,
+    /// The keys of the parts of objects, named by the high halves of fingerprints.
+    parts: BTreeMap<(u64, Version), Vec<u64>>,
     /// Nodes that are to have nothing, in the end.
     pub(crate) emptied: BTreeSet<u64>,
     pub(crate) failures: Vec<String>,
@@ -177,6 +187,7 @@ impl Ledger {
             keys: BTreeMap::new(),
             last_value: 0,
             copies: Copies::default(),
+            parts: BTreeMap::new(),
             emptied: BTreeSet::new(),
             failures: Vec::new(),
             answers: BTreeMap::new(),
@@ -200,8 +211,17 @@ impl Ledger {
             if told.target == lunette_kvstore::COPIES {
                 log.note(&format!("{told}"));
                 self.copies.on_told(log.now(), &told);
+            } else if told.target == lunette_kvstore::PARTS {
+                self.on_part(&told);
             }
         }
+    }
+
+    /// An object has this part.
+    pub(crate) fn on_part(&mut self, told: &Told) {
+        let object = (told.number("key_high"), version_of(told));
+        let part = told.number("part_high");
+        self.parts.entry(object).or_default().push(part);
     }
 
     pub(crate) fn fail(&mut self, now: Time, text: &str) {
@@ -328,6 +348,31 @@ impl Ledger {
         self.note_version(now, key, at, value);
     }
 
+    /// Somebody who asked then was told that there is an object, of so many bytes.
+    pub(crate) fn on_shown(
+        &mut self,
+        now: Time,
+        key: usize,
+        begun: Time,
+        len_bytes: Option<usize>,
+    ) {
+        self.count("shown");
+        let is_cache = self.namespace == NamespaceKind::Cache;
+        let history = self.keys.get(&key);
+        let is_shown = |(value, write): (&u64, &Write)| {
+            let is_of_it = len_bytes.is_none_or(|len_bytes| len_bytes == len_of(*value));
+            let is_undone = matches!(write.ended, Some((_, End::Undone)));
+            // Who is cut off may show what is dead.
+            let is_dead = || history.is_some_and(|own| own.is_dead((*value, write), begun));
+            is_of_it && !is_undone && (is_cache || !is_dead())
+        };
+        let is_known = history.is_some_and(|history| history.writes.iter().any(is_shown));
+        if !is_known {
+            let text = format!("key {key}: nothing of {len_bytes:?} bytes can be there");
+            self.fail(now, &text);
+        }
+    }
+
     /// Somebody said that they were cut off, and answered all the same.
     fn on_cut_off(&mut self, now: Time, what: &'static str) {
         self.count(what);
@@ -345,17 +390,32 @@ impl Ledger {
     pub(crate) fn on_miss(&mut self, now: Time, key: usize, begun: Time) {
         match self.cause_of_miss(now, key, begun) {
             Ok(cause) => *self.misses.entry(cause.name()).or_default() += 1,
-            Err(_) if is_striped(key) && self.is_part_gone() => {
+            Err(_) if is_striped(key) && self.is_part_gone(key, begun) => {
                 *self.misses.entry(Cause::PartGone.name()).or_default() += 1;
             }
             Err(text) => self.fail(now, &format!("key {key}: a miss without a cause: {text}")),
         }
     }
 
-    /// Whether any part of any object is not where it was: which object a part is of, its key does not tell.
-    fn is_part_gone(&self) -> bool {
-        let names: Vec<u64> = (0..KEYS).map(fingerprint_high).collect();
-        self.copies.has_ended_but_of(&names)
+    /// Whether any part is not where it was: of an object that stands or, where who was cut off may have replaced it, of a later
+    /// one; where an upsert may have been done that has told nobody of its parts, of any.
+    fn is_part_gone(&self, key: usize, begun: Time) -> bool {
+        let Some(history) = self.keys.get(&key) else {
+            return false;
+        };
+        if history.in_doubt_since().is_some() {
+            let names: Vec<u64> = (0..KEYS).map(fingerprint_high).collect();
+            return self.copies.has_ended_but_of(&names);
+        }
+        let standing = history.standing(&history.acknowledged(begun)).into_iter();
+        let Some(first) = standing.map(|(.., version)| version).min() else {
+            return false;
+        };
+        let high = fingerprint_high(key);
+        let later = self.parts.range((high, first)..);
+        let of_it = later.take_while(|((key, _), _)| *key == high);
+        let mut parts = of_it.flat_map(|(_, parts)| parts);
+        parts.any(|part| self.copies.has_ended(*part))
     }
 
     /// A listing that began then has not named the key. It may be on its way from one member to another, and be named by none.

@@ -1,5 +1,6 @@
 //! What a client of a world does, and what it tells the ledger.
 
+mod asking;
 mod late;
 mod putting;
 
@@ -11,8 +12,7 @@ use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, Fetched, GetFailure, Landing, NodeCore, PutOptions,
-    Reserved, StoreError, StoreErrorKind, Stored, Value,
+    ClusterClient, ClusterClientOptions, Fetched, GetFailure, Landing, NodeCore, StoreErrorKind,
 };
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
@@ -29,7 +29,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::Room;
 
 use super::adapters::Adapters;
-use super::ledger::{End, Hit, Hold, Ledger};
+use super::ledger::{End, Hit, Ledger};
 
 pub(crate) const KEYS: usize = 12;
 /// Tasks of one client.
@@ -164,7 +164,7 @@ fn group_of(key: usize, value: u64) -> Option<GroupId> {
     value.is_multiple_of(2).then(|| GroupId::of(&group))
 }
 
-fn len_of(value: u64) -> usize {
+pub(crate) fn len_of(value: u64) -> usize {
     let spread = VALUE_BYTES_MAX - VALUE_BYTES_MIN;
     VALUE_BYTES_MIN + usize::try_from(value).expect("few") * 977 % spread
 }
@@ -183,28 +183,6 @@ fn value_of(bytes: &[u8]) -> Option<u64> {
     let (first, _) = bytes.split_first_chunk()?;
     let value = u64::from_le_bytes(*first);
     (bytes_of(value).as_slice() == bytes).then_some(value)
-}
-
-/// Room is reserved, and written from its end: the beginning twice.
-async fn put_in_ranges(
-    client: &ClusterClient,
-    key: &[u8],
-    bytes: &Region,
-    options: PutOptions,
-) -> Result<Stored, StoreError> {
-    let len = bytes.len();
-    let reserved = client.reserve(key, len, options, RESERVED_KEEP).await?;
-    let reservation = match reserved {
-        Reserved::Room(reservation) => reservation,
-        Reserved::Exists { version } => return Ok(Stored::Exists { version }),
-    };
-    let middle = len / 2;
-    for (start, end) in [(middle, len), (0, middle / 2), (0, middle)] {
-        let part = Value::new(bytes.slice(start, end - start));
-        reservation.write(start, part).await?;
-    }
-    let committed = reservation.commit().await;
-    committed.map_err(|failure| failure.error)
 }
 
 impl Load {
@@ -266,7 +244,7 @@ impl Load {
                 14 => self.remove(&client, key % 4).await,
                 15 | 16 => self.hold(&client, key).await,
                 17 => self.list(&client, key).await,
-                _ => self.look(&client, key).await,
+                _ => self.ask(&client, key, &mut random).await,
             }
         }
         if let Some((adapters, _)) = &self.adapters {
@@ -535,69 +513,5 @@ impl Load {
             "not removed"
         });
         ledger.end_removal(now, key, begun, end);
-    }
-
-    /// Has an object kept.
-    async fn hold(&self, client: &ClusterClient, key: usize) {
-        let asked = self.log.now();
-        let found = client.of_tenant(tenant_of(key));
-        let found = found.lookup(&name(key), Some(HOLD)).await;
-        let told = self.log.now();
-        self.log.note(&format!("hold {key}: {found:?}"));
-        match found {
-            Ok(Some(found)) if found.held_ms > 0 => {
-                let hold = Hold {
-                    version: found.version,
-                    node: found.owners[0].node.0,
-                    asked,
-                    told,
-                    until: asked + Duration::from_millis(found.held_ms.into()),
-                };
-                self.ledger.borrow_mut().on_hold(key, hold);
-            }
-            Ok(_) => {}
-            Err(error) => self.on_failure(asked, &format!("hold {key}"), &error.kind),
-        }
-    }
-
-    /// All keys of a key's tenant. What a drive cannot read is not named, and whoever has it tells of that later.
-    async fn list(&self, client: &ClusterClient, key: usize) {
-        let begun = self.log.now();
-        let tenant = tenant_of(key);
-        let listed = match late::list(&client.of_tenant(tenant.clone())).await {
-            Ok(listed) => listed,
-            Err(error) => return self.on_failure(begun, "list", &error.kind),
-        };
-        let now = self.log.now();
-        self.log.note(&format!("listed: {}", listed.len()));
-        let mut ledger = self.ledger.borrow_mut();
-        ledger.count("listed");
-        ledger.hear(&self.log);
-        let own = (0..KEYS).filter(|&key| tenant_of(key) == tenant);
-        for key in own.filter(|&key| !listed.contains(&name(key))) {
-            if !self.has_drives {
-                ledger.on_unlisted(now, key, begun);
-            }
-        }
-    }
-
-    /// Whether there is something under each of a tenant's keys. While not all is calm, that a home does not know yet is told as "no".
-    async fn look(&self, client: &ClusterClient, key: usize) {
-        let begun = self.log.now();
-        let tenant = tenant_of(key);
-        let keys: Vec<usize> = (0..KEYS).filter(|&key| tenant_of(key) == tenant).collect();
-        let names: Vec<_> = keys.iter().map(|&key| name(key)).collect();
-        let present = match client.of_tenant(tenant).exists(&names).await {
-            Ok(present) => present,
-            Err(error) => return self.on_failure(begun, "exists", &error.kind),
-        };
-        let now = self.log.now();
-        let mut ledger = self.ledger.borrow_mut();
-        ledger.hear(&self.log);
-        for (key, is_present) in keys.into_iter().zip(present) {
-            if !is_present && begun >= self.calm_from {
-                ledger.on_miss(now, key, begun);
-            }
-        }
     }
 }

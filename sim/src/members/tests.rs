@@ -6,7 +6,7 @@ use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime_core::time::Time;
 
 use super::ledger::{Cause, End, Hit, Hold, Ledger};
-use super::load::fingerprint_high;
+use super::load::{fingerprint_high, len_of};
 use crate::hearing::Told;
 
 const KEY: usize = 3;
@@ -354,8 +354,37 @@ fn copies_that_were_asked_for_are_there_in_the_end_where_there_is_room() {
 }
 
 #[test]
-fn of_an_object_in_parts_a_part_may_be_gone() {
+fn what_is_shown_is_of_a_write_that_may_be_there() {
+    let (mut ledger, value) = with_a_write(WriteKind::Put, 5);
+    let undone = ledger.begin_write(at(21), KEY, WriteKind::Put);
+    ledger.end_write(at(22), (KEY, undone), End::Undone, None);
+    let open = ledger.begin_write(at(23), KEY, WriteKind::Upsert);
+    let mut is_fine = |key, len_bytes| {
+        let before = ledger.failures.len();
+        ledger.on_shown(at(30), key, at(25), len_bytes);
+        ledger.failures.len() == before
+    };
+    assert!(is_fine(KEY, None));
+    assert!(is_fine(KEY, Some(len_of(value))) && is_fine(KEY, Some(len_of(open))));
+    assert!(!is_fine(KEY, Some(len_of(undone))), "it was not written");
+    assert!(!is_fine(KEY, Some(len_of(value) + 1)));
+    assert!(!is_fine(KEY + 1, None), "nobody wrote it");
+    ledger.end_write(at(31), (KEY, open), End::Done, Some(version(6)));
+    let mut is_fine = |begun, of| {
+        let before = ledger.failures.len();
+        ledger.on_shown(at(40), KEY, at(begun), Some(len_of(of)));
+        ledger.failures.len() == before
+    };
+    assert!(is_fine(30, value), "it may have been there by then");
+    assert!(!is_fine(32, value), "it was replaced");
+    assert!(is_fine(32, open));
+}
+
+#[test]
+fn of_an_object_in_parts_one_of_its_own_may_be_gone() {
     const STRIPED: usize = 2;
+    const OWN: u64 = 77;
+    const OTHER: u64 = 78;
     let mut ledger = Ledger::new(NamespaceKind::Strict);
     let value = ledger.begin_write(at(10), STRIPED, WriteKind::Put);
     let tell_of = |ledger: &mut Ledger, ms: u64, high: u64, what: &str| {
@@ -368,17 +397,26 @@ fn of_an_object_in_parts_a_part_may_be_gone() {
         let told = Told::of(lunette_kvstore::COPIES, &fields, what);
         ledger.copies.on_told(at(ms), &told);
     };
-    // The manifest, and a part, whose key nobody knows.
-    for high in [fingerprint_high(STRIPED), 77] {
+    for high in [fingerprint_high(STRIPED), OWN, OTHER] {
         tell_of(&mut ledger, 15, high, "kept");
         tell_of(&mut ledger, 16, high, "recorded");
     }
+    let part = [
+        ("key_high", fingerprint_high(STRIPED)),
+        ("epoch", 1),
+        ("sequence", 5),
+        ("part_high", OWN),
+    ];
+    ledger.on_part(&Told::of(lunette_kvstore::PARTS, &part, ""));
     ledger.end_write(at(20), (STRIPED, value), End::Done, Some(version(5)));
     ledger.on_miss(at(30), STRIPED, at(25));
     assert_eq!(ledger.failures.len(), 1, "all of it is there");
-    tell_of(&mut ledger, 35, 77, "leaves");
+    tell_of(&mut ledger, 35, OTHER, "leaves");
     ledger.on_miss(at(50), STRIPED, at(40));
-    assert_eq!(ledger.failures.len(), 1);
+    assert_eq!(ledger.failures.len(), 2, "it is of another");
+    tell_of(&mut ledger, 55, OWN, "leaves");
+    ledger.on_miss(at(70), STRIPED, at(60));
+    assert_eq!(ledger.failures.len(), 2);
     assert_eq!(ledger.misses.get(Cause::PartGone.name()), Some(&1));
 }
 

@@ -17,6 +17,7 @@ mod parts;
 mod reading;
 mod writing;
 
+pub use parts::PARTS;
 pub(super) use parts::Parts;
 pub(super) use reading::Stretch;
 pub(super) use writing::{

@@ -7,10 +7,15 @@ use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::striped::{Manifest, Part, PartKey, PartsOf};
+use lunette_kvstore_proto::version::Version;
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
 use crate::cluster_client::ClusterClient;
+
+/// The target of the trace events that tell of each part of an object that was written: `key_high` is the object's, and
+/// `epoch` and `sequence` its version; `part_high` is of the part's key.
+pub const PARTS: &str = "lunette_kvstore::parts";
 
 /// The parts of a write, which are removed with it unless they are kept.
 pub(in crate::cluster_client) struct Parts {
@@ -68,6 +73,22 @@ impl Parts {
     /// Whether they are kept when this is dropped.
     pub(super) fn keep(&self, is_kept: bool) {
         self.is_kept.set(is_kept);
+    }
+
+    /// An object of this version is made of them.
+    pub(super) fn tell(&self, object: Key<'_>, version: Version) {
+        if !tracing::enabled!(target: PARTS, tracing::Level::TRACE) {
+            return;
+        }
+        for place in 0..self.count() {
+            tracing::trace!(
+                target: PARTS,
+                key_high = object.fingerprint().high(),
+                epoch = version.epoch.0,
+                sequence = version.sequence,
+                part_high = self.key_of(place).key().fingerprint().high(),
+            );
+        }
     }
 
     /// Whether those that came first may leave soon.

@@ -222,8 +222,11 @@ impl ClusterClient {
         former: Former,
     ) -> Result<Stored, StoreError> {
         let stored = self.put_manifest(object, parts, together).await?;
-        if let (Stored::Written { .. }, Former::Parts(former)) = (&stored, former) {
-            drop(self.drop_parts(parts.of, former, former.count()));
+        if let Stored::Written { version, .. } = stored {
+            parts.tell(object.key, version);
+            if let Former::Parts(former) = former {
+                drop(self.drop_parts(parts.of, former, former.count()));
+            }
         }
         Ok(stored)
     }

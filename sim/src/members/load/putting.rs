@@ -1,17 +1,56 @@
 //! What a client of a world puts, and what it tells the ledger of it.
 
 use lunette_kvstore::{
-    ClusterClient, Preferred, PutOptions, StoreError, StoreErrorKind, Stored, Value,
+    ClusterClient, CommitFailure, Preferred, PutOptions, Reserved, StoreError, StoreErrorKind,
+    Stored, Value,
 };
 use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::version::WriteKind;
+use lunette_runtime::arena::Region;
 use lunette_runtime_core::time::Time;
 
 use super::{
-    KEYS, Load, SEVERAL, STRIPE_BYTES, bytes_of, group_of, is_striped, name, parent_of, pin_of,
-    put_in_ranges, tenant_of,
+    KEYS, Load, RESERVED_KEEP, SEVERAL, STRIPE_BYTES, bytes_of, group_of, is_striped, name,
+    parent_of, pin_of, tenant_of,
 };
 use crate::members::ledger::End;
+
+/// How often a commit is tried of which nothing was done.
+const COMMIT_TRIES: usize = 3;
+
+/// Room is reserved, and written from its end: the beginning twice.
+async fn put_in_ranges(
+    client: &ClusterClient,
+    key: &[u8],
+    bytes: &Region,
+    options: PutOptions,
+) -> Result<Stored, StoreError> {
+    let len = bytes.len();
+    let reserved = client.reserve(key, len, options, RESERVED_KEEP).await?;
+    let reservation = match reserved {
+        Reserved::Room(reservation) => reservation,
+        Reserved::Exists { version } => return Ok(Stored::Exists { version }),
+    };
+    let middle = len / 2;
+    for (start, end) in [(middle, len), (0, middle / 2), (0, middle)] {
+        let part = Value::new(bytes.slice(start, end - start));
+        reservation.write(start, part).await?;
+    }
+    let mut committed = reservation.commit().await;
+    for _ in 1..COMMIT_TRIES {
+        match committed {
+            Err(CommitFailure {
+                reservation: Some(again),
+                ..
+            }) => committed = again.commit().await,
+            ended => {
+                committed = ended;
+                break;
+            }
+        }
+    }
+    committed.map_err(|failure| failure.error)
+}
 
 impl Load {
     pub(super) async fn put(&self, client: &ClusterClient, key: usize, kind: WriteKind) {
@@ -65,7 +104,12 @@ impl Load {
             ..PutOptions::default()
         };
         let client = client.of_tenant(tenant);
-        let put = client.put_all(&objects, options).await;
+        // Half of them are of no use without the one before.
+        let put = if first.is_multiple_of(2) {
+            client.put_all(&objects, options).await
+        } else {
+            client.put_chain(None, &objects, options).await
+        };
         for (written, put) in written.into_iter().zip(put) {
             self.on_put(written, begun, WriteKind::Put, put);
         }
