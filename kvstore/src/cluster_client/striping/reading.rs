@@ -217,7 +217,7 @@ impl ClusterClient {
         if let Some(reply) = self.manifest_of(key).await? {
             return Ok(usize::try_from(reply.manifest.len_bytes()).ok());
         }
-        let found = self.lookup(key.bytes(), None).await?;
+        let found = self.find(key, None).await?;
         let whole = found.filter(|found| found.form == Form::Whole);
         Ok(whole.map(|found| found.len_bytes as usize))
     }
