@@ -8,8 +8,8 @@ use lunette_kvstore_proto::credit::CreditNews;
 use lunette_kvstore_proto::groups::GroupNews;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    AskerId, CopyPage, CopyPlace, Gone, HoldWish, Losses, Only, OpId, Recalled, Refusal, ToHome,
-    ToOwner, ToPeer, TombstonePage,
+    AskerId, Away, CopyPage, CopyPlace, Gone, HoldWish, Losses, Only, OpId, Recalled, Refusal,
+    ToHome, ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::retention::GroupId;
@@ -337,7 +337,10 @@ pub(crate) fn page(source: &mut impl Source, known: Epoch) -> CopyPage {
     CopyPage {
         after: (flags & 1 != 0).then(|| place(source, known)),
         is_full: flags & 2 == 0,
-        away_since: (flags & 4 != 0).then(|| epoch(source, known)),
+        away: (flags & 4 != 0).then(|| Away {
+            since: epoch(source, known),
+            back: known,
+        }),
         copies: (0..flags >> 6)
             .map(|_| (key(source), info(source, known)))
             .collect(),

@@ -62,7 +62,9 @@ use lunette_runtime_core::time::Time;
 
 use crate::answered::Answered;
 use crate::key::Fingerprint;
-use crate::message::directory::{Answer, AskerId, CopyPage, CopyPlace, OpId, ToHome, ToOwner};
+use crate::message::directory::{
+    Answer, AskerId, Away, CopyPage, CopyPlace, OpId, ToHome, ToOwner,
+};
 use crate::placement::{Seat, has_seat, home_of};
 use crate::sorted::{Sorted, Spread};
 use crate::version::CopyInfo;
@@ -169,8 +171,8 @@ pub struct Owner {
     is_continuous: bool,
     /// Whether there was a map with this seat.
     has_been_member: bool,
-    /// The last epoch of which it was a member before it was none, until all is settled again.
-    away_since: Option<Epoch>,
+    /// When it was no member, until all is settled again.
+    away: Option<Away>,
     settled: BTreeSet<Seat>,
     settle_asked: Time,
     copies: Kept,
@@ -200,7 +202,7 @@ impl Owner {
             map: ClusterMap::default(),
             is_continuous: false,
             has_been_member: false,
-            away_since: None,
+            away: None,
             settled: BTreeSet::new(),
             settle_asked: Time::ZERO,
             copies: Kept::default(),
@@ -231,17 +233,17 @@ impl Owner {
     /// Since when it is away, if what it holds has not been judged again.
     #[must_use]
     pub const fn away_since(&self) -> Option<Epoch> {
-        self.away_since
+        match self.away {
+            Some(away) => Some(away.since),
+            None => None,
+        }
     }
 
     /// Whether nothing is under way.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let is_relisting = self.is_relisting();
-        self.writes.is_empty()
-            && self.asking.is_empty()
-            && self.away_since.is_none()
-            && !is_relisting
+        self.writes.is_empty() && self.asking.is_empty() && self.away.is_none() && !is_relisting
     }
 
     /// What it has counted.
@@ -271,9 +273,7 @@ impl Owner {
         let is_next = previous.epoch().0 + 1 == map.epoch().0;
         self.is_continuous = was_member && is_next && has_seat(map, self.seat);
         self.has_been_member |= has_seat(map, self.seat);
-        if was_member && !self.is_continuous {
-            self.away_since = self.away_since.or(Some(previous.epoch()));
-        }
+        self.note_absence(&previous, was_member);
         self.settled.clear();
         self.settle_asked = Time::ZERO;
         self.find_homes(&previous);
@@ -284,6 +284,17 @@ impl Owner {
         self.let_go(out);
         self.write_anew(now, out);
         self.ask_again(now, Time::MAX, out);
+    }
+
+    /// Under the map before it was a member or not.
+    fn note_absence(&mut self, previous: &ClusterMap, was_member: bool) {
+        if self.is_continuous {
+            return;
+        }
+        let since = self.away.map(|away| away.since);
+        let since = since.or(was_member.then_some(previous.epoch()));
+        let back = self.map.epoch();
+        self.away = since.map(|since| Away { since, back });
     }
 
     /// All requests of a writer below this one are over, whatever it was told: it asks for none of them again.
@@ -398,7 +409,7 @@ impl Owner {
         }
         let standing = fence.permit(now, namespace, act)?;
         // What was removed while it was away may still be here.
-        let standing = match (standing, self.away_since, namespace) {
+        let standing = match (standing, self.away, namespace) {
             (_, Some(_), NamespaceKind::Strict) if act == Act::Read => return Err(Fenced),
             (_, Some(_), NamespaceKind::Cache) if act == Act::Read => Standing::CutOff,
             (standing, ..) => standing,

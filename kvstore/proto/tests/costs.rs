@@ -64,7 +64,7 @@ fn page(count: usize) -> u64 {
     len_of(Content::Page(CopyPage {
         after: None,
         is_full: false,
-        away_since: None,
+        away: None,
         copies: vec![(Fingerprint(7), info()); count],
         is_last: true,
     }))

@@ -74,7 +74,7 @@ impl Bench {
             let page = CopyPage {
                 after: None,
                 is_full: true,
-                away_since: None,
+                away: None,
                 copies: vec![],
                 is_last: true,
             };

@@ -107,7 +107,7 @@ impl Bench {
             let page = CopyPage {
                 after: None,
                 is_full,
-                away_since: None,
+                away: None,
                 copies: copies.collect(),
                 is_last: true,
             };

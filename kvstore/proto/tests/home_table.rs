@@ -9,7 +9,7 @@ use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::home::{DEPARTED_WAIT, Home, HomeAction, HomeLimits, PresenceChange};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskerId, CopyPage, Only, OpId, Peek, Refusal, ToHome, ToOwner, ToPeer,
+    Answer, Ask, AskerId, Away, CopyPage, Only, OpId, Peek, Refusal, ToHome, ToOwner, ToPeer,
     TombstonePage,
 };
 use lunette_kvstore_proto::placement::{Seat, home_of, next_of, seats};
@@ -187,11 +187,11 @@ impl Bench {
     }
 
     /// A seat reports that it has nothing, or was away since then with a copy.
-    fn page(&mut self, from: Seat, away: Option<(Epoch, (Fingerprint, CopyInfo))>) {
+    fn page(&mut self, from: Seat, away: Option<(Away, (Fingerprint, CopyInfo))>) {
         let page = CopyPage {
             after: None,
             is_full: true,
-            away_since: away.map(|(since, _)| since),
+            away: away.map(|(away, _)| away),
             copies: away.into_iter().map(|(_, copy)| copy).collect(),
             is_last: true,
         };
@@ -602,8 +602,11 @@ fn a_home_that_missed_a_map_knows_nothing_of_earlier_removals() {
             bench.home.on_map(bench.now, &map, &mut bench.out);
             for from in seats(&map) {
                 let is_away = away == Some(from.node.0);
-                let copy = (KEY, info(1));
-                bench.page(from, is_away.then_some((EPOCH, copy)));
+                let away = Away {
+                    since: EPOCH,
+                    back: bench.epoch,
+                };
+                bench.page(from, is_away.then_some((away, (KEY, info(1)))));
             }
         };
         bench.epoch = Epoch(EPOCH.0 + 1);
@@ -624,6 +627,37 @@ fn a_home_that_missed_a_map_knows_nothing_of_earlier_removals() {
         bench.now = at(120_000);
         bench.home.on_tick(bench.now, &mut bench.out);
         assert_eq!(bench.home.stats().cold, cold);
+    }
+}
+
+/// Its owner was told of each removal of it, however little a home that has just begun knows of those before.
+#[test]
+fn what_was_written_when_its_owner_was_back_is_believed() {
+    let [back, now] = [EPOCH.0 + 2, EPOCH.0 + 3].map(Epoch);
+    for (written, cold) in [(Epoch(EPOCH.0 + 1), 1), (back, 0)] {
+        let mut bench = Bench::new(HomeLimits::default());
+        bench.epoch = now;
+        let map = ClusterMap::new(now, 0, map().members().to_vec()).expect("a map");
+        bench.home.on_map(bench.now, &map, &mut bench.out);
+        let info = CopyInfo {
+            version: Version {
+                epoch: written,
+                sequence: 1,
+            },
+            ..info(1)
+        };
+        for from in seats(&map) {
+            let is_away = from == seat(3);
+            let away = Away { since: EPOCH, back };
+            bench.page(from, is_away.then_some((away, (KEY, info))));
+        }
+        assert!(bench.home.is_complete());
+        bench.now = at(120_000);
+        bench.home.on_tick(bench.now, &mut bench.out);
+        assert_eq!(bench.home.stats().cold, cold, "{written:?}");
+        let drop =
+            |action: &HomeAction| matches!(action, HomeAction::ToOwner(_, ToOwner::Drop { .. }));
+        assert_eq!(bench.out.iter().any(drop), cold > 0, "{written:?}");
     }
 }
 

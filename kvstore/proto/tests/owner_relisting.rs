@@ -8,7 +8,7 @@ use std::time::Duration;
 use lunette_cluster_proto::fence::{Fence, NamespaceKind};
 use lunette_cluster_proto::map::{ClusterMap, Epoch, MapMember};
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::{AskerId, CopyPage, CopyPlace, ToOwner};
+use lunette_kvstore_proto::message::directory::{AskerId, Away, CopyPage, CopyPlace, ToOwner};
 use lunette_kvstore_proto::owner::{
     Owner, OwnerAction, OwnerLimits, Read, Sought, WriteAnswer, WriteAsk,
 };
@@ -275,10 +275,11 @@ fn what_a_former_life_left_is_told_like_that_of_one_who_was_away() {
     bench.tick();
     bench.tick();
     let [(to, page)] = <[_; 1]>::try_from(bench.pages()).expect("one page");
-    assert_eq!(
-        (to, page.away_since, page.is_full),
-        (seat(3), Some(Epoch(4)), true)
-    );
+    let away = Away {
+        since: Epoch(4),
+        back: Epoch(6),
+    };
+    assert_eq!((to, page.away, page.is_full), (seat(3), Some(away), true));
     let told = page.copies.iter().map(|(key, _)| *key);
     assert_eq!(told.collect::<BTreeSet<_>>(), keys(25));
     let read = |bench: &mut Bench, n| {
@@ -304,6 +305,37 @@ fn what_a_former_life_left_is_told_like_that_of_one_who_was_away() {
     assert_eq!(read(&mut bench, 7), Read::Absent);
     assert!(matches!(read(&mut bench, 8), Read::Served { .. }));
     assert_eq!(bench.owner.away_since(), None);
+}
+
+/// Since when, and when it was back the last time, as far as it knows.
+#[test]
+fn it_tells_when_it_was_away() {
+    let without = |epoch| {
+        let members = map(epoch, &[3]).members().to_vec();
+        let others = members.into_iter().filter(|it| it.id != NodeId(OWNER));
+        ClusterMap::new(Epoch(epoch), 0, others.collect()).expect("a map")
+    };
+    let mut bench = Bench::new(1, 3);
+    let mut told = |map: &ClusterMap| {
+        bench.on_map(map);
+        // Homes of its copies are found by then.
+        bench.tick();
+        bench.ask(map.epoch().0, 3);
+        let page = bench.pages().pop();
+        page.and_then(|(_, page)| page.away)
+    };
+    let away = |since, back| {
+        Some(Away {
+            since: Epoch(since),
+            back: Epoch(back),
+        })
+    };
+    assert_eq!(told(&map(2, &[3])), None);
+    assert_eq!(told(&map(4, &[3])), away(2, 4), "of 3 it has not heard");
+    assert_eq!(told(&map(5, &[3])), away(2, 4));
+    told(&without(6));
+    assert_eq!(told(&map(7, &[3])), away(2, 7));
+    assert_eq!(told(&map(8, &[3])), away(2, 7));
 }
 
 /// Where all members are to be emptied there is no home, and nobody who could have judged anything.

@@ -9,9 +9,9 @@ use lunette_kvstore_proto::groups::GroupNews;
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::FormatVersion;
 use lunette_kvstore_proto::message::directory::{
-    Answer, AnswerMessage, Ask, AskMessage, AskerId, Content, CopyPage, CopyPlace, Found, GONE_MAX,
-    Gone, HOLDERS_MAX, HoldWish, Losses, Only, OpId, PAST_MAX, Recalled, Refusal, SeatMessage,
-    ToHome, ToOwner, ToPeer, TombstonePage,
+    Answer, AnswerMessage, Ask, AskMessage, AskerId, Away, Content, CopyPage, CopyPlace, Found,
+    GONE_MAX, Gone, HOLDERS_MAX, HoldWish, Losses, Only, OpId, PAST_MAX, Recalled, Refusal,
+    SeatMessage, ToHome, ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::retention::{GroupId, Parent};
@@ -209,16 +209,19 @@ fn page() -> impl Strategy<Value = CopyPage> {
     let parts = (
         option::of(place()),
         any::<bool>(),
-        option::of(any::<u64>()),
+        option::of(any::<(u64, u64)>()),
         vec((key(), info()), 0..5),
         any::<bool>(),
     );
     parts.prop_map(|(after, is_full, away, copies, is_last)| {
-        let away_since = away.map(Epoch);
+        let away = away.map(|(since, back)| Away {
+            since: Epoch(since),
+            back: Epoch(back),
+        });
         CopyPage {
             after,
             is_full,
-            away_since,
+            away,
             copies,
             is_last,
         }

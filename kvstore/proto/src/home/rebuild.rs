@@ -227,19 +227,18 @@ impl Home {
         }
         report.copies.go_on(last.filter(|_| !page.is_last));
         rebuild.close(from);
-        if let Some(since) = page.away_since {
-            rebuild.away.insert(from, since);
+        if let Some(away) = page.away {
+            rebuild.away.insert(from, away.since);
         }
-        let is_away = page.away_since.is_some();
         if page.is_full && page.after.is_none() {
             let known = self.table.forget_seat(from);
             self.unjudged.extend(known);
         }
-        self.take_in(now, from, &page, is_away, out);
+        self.take_in(now, from, &page, out);
         self.go_on(now, out);
     }
 
-    fn take_in(&mut self, now: Time, from: Seat, page: &CopyPage, is_away: bool, out: Out<'_>) {
+    fn take_in(&mut self, now: Time, from: Seat, page: &CopyPage, out: Out<'_>) {
         let generation = if mutant::is_on(Mutant::GenerationIgnored) {
             Generation(0)
         } else {
@@ -249,6 +248,7 @@ impl Home {
             if !self.is_home_of(key) || info.generation < generation {
                 continue;
             }
+            let is_away = (page.away).is_some_and(|away| away.may_have_missed(info.version));
             let standing = Standing::Unjudged { is_away };
             let seat = from;
             let copy = Copy {

@@ -65,7 +65,7 @@ pub use listing::{LISTED_BYTES_MAX, LISTED_MAX, ListMessage, ListReply, is_meant
 pub use losses::{GONE_MAX, Gone, Losses, PAST_MAX, Recalled};
 pub use object::{BytesReply, GetMessage, ReadMessage, ReplicaMessage, StripedReply, WriteMessage};
 pub use one_sided::{Described, Descriptor, MeetMessage, MeetReply, NearWish};
-pub use page::{CopyPage, CopyPlace, PAGE_COPIES_MAX};
+pub use page::{Away, CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peek::{PEEKS_MAX, Peek, PeekMessage, PeekReply};
 pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};
 pub use pulled::PullWish;

@@ -175,7 +175,7 @@ impl Owner {
     pub(super) fn latest(&self, now: Time, key: Fingerprint, epoch: Epoch) -> Option<Version> {
         let is_member = has_seat(&self.map, self.seat) && self.fence.is_leased(now);
         let is_sure = match is_member {
-            true => self.away_since.is_none() || mutant::is_on(Mutant::UnjudgedServed),
+            true => self.away.is_none() || mutant::is_on(Mutant::UnjudgedServed),
             false => epoch <= self.map.epoch(),
         };
         self.copies.latest(key).filter(|_| is_sure)

@@ -17,7 +17,7 @@ impl Owner {
     #[must_use]
     pub fn is_free(&self, key: Fingerprint) -> bool {
         let under_way = self.writes.len();
-        let is_settled = self.away_since.is_none() && has_seat(&self.map, self.seat);
+        let is_settled = self.away.is_none() && has_seat(&self.map, self.seat);
         is_settled
             && !self.writes.contains_key(&key)
             && self.copies.versions(key).is_empty()

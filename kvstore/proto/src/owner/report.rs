@@ -9,7 +9,7 @@ use super::limits::RESEND;
 use super::writes::Stage;
 use super::{Out, Owner, OwnerAction};
 use crate::key::Fingerprint;
-use crate::message::directory::{CopyPage, CopyPlace, PAGE_COPIES_MAX, ToHome};
+use crate::message::directory::{Away, CopyPage, CopyPlace, PAGE_COPIES_MAX, ToHome};
 use crate::placement::{Seat, has_seat, home_of, seats};
 use crate::sorted::Sorted;
 use crate::version::CopyInfo;
@@ -65,9 +65,10 @@ impl Owner {
         if places.is_empty() {
             return;
         }
-        self.away_since = self
-            .away_since
-            .map_or(Some(since), |known| Some(known.min(since)));
+        let since = self.away.map_or(since, |away| away.since.min(since));
+        // It is, when there is a map.
+        let back = Epoch(u64::MAX);
+        self.away = Some(Away { since, back });
         self.relisting.tables.push_back(Table {
             former: None,
             places,
@@ -203,7 +204,7 @@ impl Owner {
             self.relisting.wanted.insert(home, (is_full, after));
             return;
         }
-        let is_full = is_full || !self.is_continuous || self.away_since.is_some();
+        let is_full = is_full || !self.is_continuous || self.away.is_some();
         let epoch = self.map.epoch();
         let places = self.by_home.get(&home).map(|places| places.after(after));
         let told = places.into_iter().flatten().filter_map(|(place, ())| {
@@ -213,11 +214,11 @@ impl Owner {
         let mut copies: Vec<_> = told.take(PAGE_COPIES_MAX + 1).collect();
         let is_last = copies.len() <= PAGE_COPIES_MAX;
         copies.truncate(PAGE_COPIES_MAX);
-        let away_since = self.away_since;
+        let away = self.away;
         let page = CopyPage {
             after,
             is_full,
-            away_since,
+            away,
             copies,
             is_last,
         };
@@ -226,7 +227,7 @@ impl Owner {
 
     /// Who was away asks each home whether everything has been judged.
     pub(super) fn settle(&mut self, now: Time, out: Out<'_>) {
-        if self.away_since.is_none()
+        if self.away.is_none()
             || !has_seat(&self.map, self.seat)
             || now < self.settle_asked + RESEND
         {
@@ -243,7 +244,7 @@ impl Owner {
         // Where all members are to be emptied nobody judges anything.
         let has_homes = self.map.members().iter().any(|it| it.weight() > 0);
         if has_homes && seats(&self.map).all(|home| self.settled.contains(&home)) {
-            self.away_since = None;
+            self.away = None;
         }
     }
 }

@@ -7,7 +7,7 @@ use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::home::{Home, HomeAction, HomeLimits};
 use lunette_kvstore_proto::key::Fingerprint;
 use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskerId, CopyPage, Losses, Only, Recalled, ToOwner, ToPeer, TombstonePage,
+    Answer, Ask, AskerId, Away, CopyPage, Losses, Only, Recalled, ToOwner, ToPeer, TombstonePage,
 };
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::{CopyInfo, Form, Generation, Version, WriteKind};
@@ -87,7 +87,10 @@ impl Bench {
         let page = CopyPage {
             after: None,
             is_full: true,
-            away_since,
+            away: away_since.map(|since| Away {
+                since,
+                back: self.map.epoch(),
+            }),
             copies: away_since.map_or(vec![], |_| copies.to_vec()),
             is_last: true,
         };
