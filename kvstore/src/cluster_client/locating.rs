@@ -21,12 +21,13 @@ pub struct Located {
     pub len_bytes: usize,
     /// Where the members listen that have a copy, in memory or on a drive, the best first. Of an object in parts,
     /// those that have parts, most of them first.
+    /// At least one.
     pub nodes: Vec<SocketAddr>,
 }
 
 impl ClusterClient {
-    /// Where the objects under `keys` are, in their order; `None` where there is none, a part of it is lost, or its
-    /// home does not know yet. The questions of one home go together.
+    /// Where the objects under `keys` are, in their order; `None` where there is none, a part of it is lost, its
+    /// home does not know yet, or all who have it have left meanwhile. The questions of one home go together.
     ///
     /// # Errors
     /// One for each: [`StoreError`].
@@ -47,7 +48,7 @@ impl ClusterClient {
             let ended = ended.next().expect("one for each key");
             located.push(match found(ended) {
                 Ok(Some(found)) if found.form == Form::Striped => self.locate_striped(key).await,
-                Ok(Some(found)) => Ok(Some(self.located_whole(&found))),
+                Ok(Some(found)) => Ok(self.located_whole(&found)),
                 Ok(None) => Ok(None),
                 Err(error) => Err(error),
             });
@@ -55,13 +56,13 @@ impl ClusterClient {
         located
     }
 
-    fn located_whole(&self, found: &Found) -> Located {
+    fn located_whole(&self, found: &Found) -> Option<Located> {
         let map = self.asking.map();
-        let nodes = addresses(&map, found);
-        Located {
+        let nodes: Vec<_> = addresses(&map, found).collect();
+        (!nodes.is_empty()).then_some(Located {
             len_bytes: found.len_bytes as usize,
-            nodes: nodes.collect(),
-        }
+            nodes,
+        })
     }
 
     /// An object that was in parts when it was asked for.
@@ -69,7 +70,7 @@ impl ClusterClient {
         let Some(reply) = self.manifest_of(key).await? else {
             let found = self.find(key, None).await?;
             let whole = found.filter(|found| found.form == Form::Whole);
-            return Ok(whole.map(|found| self.located_whole(&found)));
+            return Ok(whole.and_then(|found| self.located_whole(&found)));
         };
         let nodes = self.locate_parts(key, &reply.manifest).await?;
         let len_bytes = usize::try_from(reply.manifest.len_bytes());
@@ -93,7 +94,11 @@ impl ClusterClient {
             let Some(found) = found(ended)? else {
                 return Ok(None);
             };
-            for address in addresses(&map, &found) {
+            let mut nodes = addresses(&map, &found).peekable();
+            if nodes.peek().is_none() {
+                return Ok(None);
+            }
+            for address in nodes {
                 *parts.entry(address).or_default() += 1;
             }
         }
