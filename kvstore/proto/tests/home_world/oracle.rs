@@ -16,9 +16,10 @@
 
 use std::collections::BTreeMap;
 
+use lunette_cluster_proto::map::Epoch;
 use lunette_kvstore_proto::asker::{OperationId, Outcome};
 use lunette_kvstore_proto::key::Fingerprint;
-use lunette_kvstore_proto::message::directory::CopyPlace;
+use lunette_kvstore_proto::message::directory::{Away, CopyPlace};
 use lunette_kvstore_proto::owner::{FreeCause, WriteAnswer};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::{Version, WriteKind};
@@ -97,6 +98,8 @@ pub(crate) struct Oracle {
     pub(crate) partitions: Vec<(Time, Time)>,
     /// Whether a home has dropped copies of nodes that were away for too long.
     pub(crate) has_cold: bool,
+    /// When owners that were away were back, as they have told.
+    backs: BTreeMap<Seat, Epoch>,
     pub(crate) failures: Vec<String>,
     pub(crate) tally: BTreeMap<&'static str, u64>,
 }
@@ -307,10 +310,6 @@ impl Oracle {
         to: Time,
         except: Option<Version>,
     ) -> Option<CopyPlace> {
-        // Who missed a map is cold to a home that has just begun and cannot know that it stayed.
-        if self.has_cold {
-            return None;
-        }
         let operations = self
             .operations
             .values()
@@ -351,7 +350,23 @@ impl Oracle {
         if self.is_beaten(place, to) {
             return false;
         }
-        !may_be_cleared && !may_be_changed && lives.any(|life| !self.is_absent(life.seat, from, to))
+        let is_there = |life: &Life| {
+            !self.is_absent(life.seat, from, to) && !self.may_be_cold(life.seat, place)
+        };
+        !may_be_cleared && !may_be_changed && lives.any(is_there)
+    }
+
+    /// An owner tells that it was away.
+    pub(crate) fn on_away(&mut self, seat: Seat, away: Away) {
+        let back = self.backs.entry(seat).or_default();
+        *back = away.back.max(*back);
+    }
+
+    /// Whether a home that has just begun may not believe an owner that it has a copy: it missed a map since that was written,
+    /// and nobody knows what was removed then, or that it stayed.
+    fn may_be_cold(&self, seat: Seat, place: CopyPlace) -> bool {
+        let back = self.backs.get(&seat);
+        self.has_cold && back.is_some_and(|back| place.version.epoch < *back)
     }
 
     /// Whether an earlier put of its key has come back since: of two puts the earlier one wins.
@@ -518,7 +533,8 @@ impl Oracle {
             Some(Gone::Freed(FreeCause::Evicted)) => true,
             Some(_) => is_recent(life),
         });
-        [is_changed, is_cleared, has_rival, is_surplus, self.has_cold].contains(&true)
+        let is_cold = self.may_be_cold(seat, place);
+        [is_changed, is_cleared, has_rival, is_surplus, is_cold].contains(&true)
     }
 
     /// A life of a node ends, and all that it held.

@@ -268,7 +268,12 @@ impl World {
         for action in actions {
             match action {
                 OwnerAction::ToHome(to, item) => outbox.push(to, item),
-                OwnerAction::Page(to, page) => self.post(Mail::Page(seat, to, epoch, page)),
+                OwnerAction::Page(to, page) => {
+                    if let Some(away) = page.away {
+                        self.oracle.on_away(seat, away);
+                    }
+                    self.post(Mail::Page(seat, to, epoch, page));
+                }
                 OwnerAction::Name(op, place) => self.name(seat, op, place),
                 OwnerAction::Discard(op) => {
                     let bytes = self.nodes[node].cores[core].arriving.remove(&op);
