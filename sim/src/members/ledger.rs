@@ -390,16 +390,16 @@ impl Ledger {
     pub(crate) fn on_miss(&mut self, now: Time, key: usize, begun: Time) {
         match self.cause_of_miss(now, key, begun) {
             Ok(cause) => *self.misses.entry(cause.name()).or_default() += 1,
-            Err(_) if is_striped(key) && self.is_part_gone(key, begun) => {
+            Err(_) if is_striped(key) && self.is_part_gone(key) => {
                 *self.misses.entry(Cause::PartGone.name()).or_default() += 1;
             }
             Err(text) => self.fail(now, &format!("key {key}: a miss without a cause: {text}")),
         }
     }
 
-    /// Whether any part is not where it was: of an object that stands or, where who was cut off may have replaced it, of a later
-    /// one; where an upsert may have been done that has told nobody of its parts, of any.
-    fn is_part_gone(&self, key: usize, begun: Time) -> bool {
+    /// Whether any part is not where it was of any object that this key has had: an earlier one may be back, and who was cut off
+    /// may have replaced it. Where an upsert may have been done that has told nobody of its parts, of any key.
+    fn is_part_gone(&self, key: usize) -> bool {
         let Some(history) = self.keys.get(&key) else {
             return false;
         };
@@ -407,14 +407,9 @@ impl Ledger {
             let names: Vec<u64> = (0..KEYS).map(fingerprint_high).collect();
             return self.copies.has_ended_but_of(&names);
         }
-        let standing = history.standing(&history.acknowledged(begun)).into_iter();
-        let Some(first) = standing.map(|(.., version)| version).min() else {
-            return false;
-        };
         let high = fingerprint_high(key);
-        let later = self.parts.range((high, first)..);
-        let of_it = later.take_while(|((key, _), _)| *key == high);
-        let mut parts = of_it.flat_map(|(_, parts)| parts);
+        let told = self.parts.iter().filter(|((of, _), _)| *of == high);
+        let mut parts = told.flat_map(|(_, parts)| parts);
         parts.any(|part| self.copies.has_ended(*part))
     }
 

@@ -7,6 +7,7 @@ mod putting;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ use super::ledger::{End, Hit, Ledger};
 pub(crate) const KEYS: usize = 12;
 /// Tasks of one client.
 const TASKS: usize = 3;
+/// Which of the things that a client does replace and remove objects.
+const CHANGES: Range<u32> = 13..15;
 const VALUE_BYTES_MIN: usize = 16;
 const VALUE_BYTES_MAX: usize = 3000;
 /// Length of the parts of an object that is in parts.
@@ -233,22 +236,44 @@ impl Load {
             }
             let keys = u32::try_from(KEYS).expect("few");
             let key = random.below(keys) as usize;
-            match random.below(19) {
-                0..4 => self.get_into(&client, key, landed.as_ref()).await,
-                4 => self.get_several(&client, key).await,
-                5 | 6 => self.get_parts(&client, key, landed.as_ref()).await,
-                7 => self.put_several(&client, key).await,
-                8..13 => self.put(&client, key, WriteKind::Put).await,
-                // Changes are of few keys, so that other objects live to see a fault.
-                13 => self.put(&client, key % 4, WriteKind::Upsert).await,
-                14 => self.remove(&client, key % 4).await,
-                15 | 16 => self.hold(&client, key).await,
-                17 => self.list(&client, key).await,
-                _ => self.ask(&client, key, &mut random).await,
+            let what = random.below(19);
+            // What is written is in doubt then, and of little use: only puts that change nothing are given up.
+            let gives_up = !CHANGES.contains(&what) && landed.is_none() && random.below(8) == 0;
+            let patience = gives_up.then(|| Duration::from_micros(random.below(3_000).into()));
+            let done = self.once((&client, landed.as_ref()), (what, key), &mut random);
+            match patience {
+                None => done.await,
+                Some(patience) => {
+                    if time::timeout(patience, done).await.is_err() {
+                        self.ledger.borrow_mut().count("given up");
+                    }
+                }
             }
         }
         if let Some((adapters, _)) = &self.adapters {
             adapters.count(client.by_adapters());
+        }
+    }
+
+    /// One thing that a client does.
+    async fn once(
+        &self,
+        (client, landed): (&ClusterClient, Option<&Landed>),
+        (what, key): (u32, usize),
+        random: &mut SplitMix64,
+    ) {
+        match what {
+            0..4 => self.get_into(client, key, landed).await,
+            4 => self.get_several(client, key).await,
+            5 | 6 => self.get_parts(client, key, landed).await,
+            7 => self.put_several(client, key).await,
+            8..13 => self.put(client, key, WriteKind::Put).await,
+            // Changes are of few keys, so that other objects live to see a fault.
+            13 => self.put(client, key % 4, WriteKind::Upsert).await,
+            14 => self.remove(client, key % 4).await,
+            15 | 16 => self.hold(client, key).await,
+            17 => self.list(client, key).await,
+            _ => self.ask(client, key, random).await,
         }
     }
 
