@@ -54,6 +54,10 @@ pub(super) enum Fault {
     ClockJump(u8, Duration),
     /// The coordinator does nothing, and forgets nothing.
     Coordinator,
+    /// The last client is killed, in the middle of whatever it does, and another begins in its place when it is over.
+    KillClient(Kill),
+    /// A client does nothing.
+    PauseClient(u8),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +124,15 @@ impl Plan {
                 let stop = Fault::Stop(small(&mut of_stopping, nodes));
                 faults.push(planned(&mut of_stopping, stop));
             }
+        }
+        let mut of_clients = SplitMix64::new(seed ^ 0x636c_6965);
+        if of_clients.below(3) == 0 {
+            let how = [Kill::Crash, Kill::PowerLoss][of_clients.below(2) as usize];
+            faults.push(planned(&mut of_clients, Fault::KillClient(how)));
+        }
+        if of_clients.below(3) == 0 {
+            let pause = Fault::PauseClient(small(&mut of_clients, CLIENTS));
+            faults.push(planned(&mut of_clients, pause));
         }
         let draws_drives = SplitMix64::new(seed ^ 0x6472_6976).below(4) < 3;
         let has_drives = is_tight && draws_drives;
@@ -267,10 +280,10 @@ mod tests {
 
     #[test]
     fn each_world_has_a_kill_and_a_cut_and_all_faults_lie_in_their_window() {
-        let mut kinds = [0; 8];
+        let mut kinds = [0; 10];
         for seed in 0..1000 {
             let plan = Plan::of(seed);
-            let mut own = [0; 8];
+            let mut own = [0; 10];
             for planned in &plan.faults {
                 assert!(planned.from >= at_ms(FAULTS_FROM_MS), "seed {seed}");
                 assert!(planned.from < planned.until, "seed {seed}");
@@ -287,6 +300,8 @@ mod tests {
                     Fault::ClockJump(..) => 5,
                     Fault::Coordinator => 6,
                     Fault::Stop(_) => 7,
+                    Fault::KillClient(_) => 8,
+                    Fault::PauseClient(_) => 9,
                 };
                 own[kind] += 1;
                 kinds[kind] += 1;

@@ -276,10 +276,7 @@ impl Town {
     /// Clients in processes of their own, and one on a member's core.
     fn start_load(&mut self) {
         for index in 0..CLIENTS {
-            let address = host(Who::Client(index));
-            let process = self.world.start(address, 1, CoreOptions::default());
-            let (load, random) = (self.load_of(index), self.world.draw());
-            let _works = self.world.spawn(process, 0, || load.run(random));
+            let process = self.start_client(index);
             self.clients.push(process);
         }
         if let Some((at, index)) = self.plan.retire {
@@ -294,6 +291,14 @@ impl Town {
         let _sets = self.world.spawn(self.clients[0], 0, || load.set_quota());
         let (load, random) = (self.load(), self.world.draw());
         let _works = self.world.spawn(self.nodes[0], 0, || load.run(random));
+    }
+
+    fn start_client(&mut self, index: u8) -> ProcessId {
+        let address = host(Who::Client(index));
+        let process = self.world.start(address, 1, CoreOptions::default());
+        let (load, random) = (self.load_of(index), self.world.draw());
+        let _works = self.world.spawn(process, 0, || load.run(random));
+        process
     }
 
     /// When which fault begins, or ends.
@@ -415,6 +420,16 @@ impl Town {
                 self.ledger.borrow_mut().count("coordinator away");
                 self.world.pause(self.coordinator);
             }
+            Fault::KillClient(how) => {
+                self.ledger.borrow_mut().count("client killed");
+                self.world.kill(self.clients[usize::from(CLIENTS) - 1], how);
+            }
+            Fault::PauseClient(index) => {
+                let client = self.clients[usize::from(index)];
+                if self.world.is_alive(client) {
+                    self.world.pause(client);
+                }
+            }
         }
     }
 
@@ -450,6 +465,16 @@ impl Town {
                 self.world.slow_down(self.nodes[usize::from(index)], 1);
             }
             Fault::Coordinator => self.world.resume(self.coordinator),
+            Fault::KillClient(_) => {
+                let index = CLIENTS - 1;
+                self.clients[usize::from(index)] = self.start_client(index);
+            }
+            Fault::PauseClient(index) => {
+                let client = self.clients[usize::from(index)];
+                if self.world.is_alive(client) {
+                    self.world.resume(client);
+                }
+            }
             _ => {}
         }
     }

@@ -3,12 +3,16 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use lunette_kvstore::{ClusterClient, Fetched, StoreError};
 use lunette_runtime::{arena, time};
 use lunette_transfer::Room;
 
 use super::{KEYS, LATE_PAUSE, Load, VALUE_BYTES_MAX, is_striped, name, tenant_of};
+
+/// How long members may take to have all of their room again.
+const EMPTY_MAX: Duration = Duration::from_secs(3);
 
 /// What is under a key, as it is told in each of the ways in which one may ask.
 #[derive(Debug)]
@@ -58,6 +62,39 @@ impl Load {
             if let Err(error) = told {
                 self.fail(&format!("a client that asks late: {error}"));
             }
+        }
+        if let Err(error) = self.empty(&client).await {
+            self.fail(&format!("what is left is not removed: {error}"));
+        }
+    }
+
+    /// Removes all that is left, which are parts of objects that are not whole: members have all of their room again, whatever
+    /// others have begun and not ended.
+    async fn empty(&self, client: &ClusterClient) -> Result<(), StoreError> {
+        client.clear().await?;
+        let until = self.log.now() + EMPTY_MAX;
+        loop {
+            let mut left = Vec::new();
+            for (seat, stat) in client.stat().await {
+                let stat = stat?;
+                let used = [
+                    stat.shards.entries,
+                    stat.shards.used_bytes,
+                    stat.pinned_bytes,
+                    stat.drive_entries,
+                ];
+                if used != [0; 4] {
+                    left.push((seat.node, seat.core, used));
+                }
+            }
+            if left.is_empty() {
+                return Ok(());
+            }
+            if self.log.now() >= until {
+                self.fail(&format!("when all is removed there are {left:?}"));
+                return Ok(());
+            }
+            time::sleep(LATE_PAUSE).await;
         }
     }
 
