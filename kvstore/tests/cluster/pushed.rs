@@ -210,6 +210,53 @@ fn what_is_written_is_what_would_have_been_sent() {
     });
 }
 
+/// Where there is no memory for bytes, as when it is asked what there is of an object in parts, there is nothing to bring.
+#[test]
+fn what_has_no_bytes_is_asked_for_by_whoever_has_adapters() {
+    const PARTS: usize = 4;
+    const PART: usize = 10_000;
+    run(WORLDS, || async {
+        for path in [Some(Path::Written), Some(Path::Read), None] {
+            let scene = Pushing::by(path, (1, 1), 1 << 20).await;
+            let client = &scene.client;
+            scene.scene.put(client, 0, 0, PART).await;
+            let whole = vec![scene.memory.slice(0, PART)];
+            eventually("adapters bring bytes", async || {
+                scene.get(0, 0, PART, whole.clone()).await;
+                let brought = client.by_adapters();
+                path.is_none() || brought.written + brought.read > 0
+            })
+            .await;
+            let options = PutOptions {
+                stripe_len: u32::try_from(PART).ok(),
+                kind: WriteKind::Upsert,
+                ..PutOptions::default()
+            };
+            let len = PARTS * PART;
+            // The second finds the first, whose parts it removes.
+            for n in [1, 2] {
+                let value = Value::new(pattern(n, len));
+                let stored = client.put(&key(1), value, options).await;
+                assert!(matches!(stored, Ok(Stored::Written { .. })), "{stored:?}");
+            }
+            eventually("the first is gone", async || {
+                let stats = client.stat().await.into_iter();
+                let entries = stats.map(|(_, stat)| stat.expect("it answers").shards.entries);
+                entries.sum::<u64>() == 2 + PARTS as u64
+            })
+            .await;
+            assert_eq!(client.sizes(&[key(1)]).await, [Ok(Some(len))]);
+            let located = client.locate(&[key(1)]).await.remove(0);
+            assert_eq!(
+                located.map(|there| there.map(|it| it.len_bytes)),
+                Ok(Some(len))
+            );
+            scene.get(1, 2, len, vec![scene.memory.slice(0, len)]).await;
+            assert_eq!(client.remove(&[key(1)]).await, [Ok(true)]);
+        }
+    });
+}
+
 #[test]
 fn ranges_are_written_and_refused_as_ever() {
     run(WORLDS, || async {

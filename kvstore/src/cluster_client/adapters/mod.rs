@@ -233,7 +233,9 @@ pub(super) async fn fetch(
     ranges: &[ByteRange],
     room: Room,
 ) -> (Called, Option<Room>) {
-    match ByAdapters::rail(asking, seat) {
+    // Where there is no room for bytes there is nothing to bring, nor a place to name.
+    let over = (!room.is_empty()).then(|| ByAdapters::rail(asking, seat));
+    match over.flatten() {
         // By itself, so that what is moved about for the others is short.
         Some(over) => Box::pin(fetch_over(asking, over, (seat, op), body, ranges, room)).await,
         None => call(asking, seat, op, body, into(room)).await,
