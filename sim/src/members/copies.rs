@@ -30,14 +30,6 @@ struct Absence {
     until: Time,
 }
 
-/// The version that is told of.
-pub(crate) fn version_of(told: &Told) -> Version {
-    Version {
-        epoch: Epoch(told.number("epoch")),
-        sequence: told.number("sequence"),
-    }
-}
-
 /// A core of a node.
 type Holder = (u64, u64);
 
@@ -59,7 +51,11 @@ pub(crate) struct Copies {
 
 impl Copies {
     pub(crate) fn on_told(&mut self, now: Time, told: &Told) {
-        let copy = (told.number("key_high"), version_of(told));
+        let version = Version {
+            epoch: Epoch(told.number("epoch")),
+            sequence: told.number("sequence"),
+        };
+        let copy = (told.number("key_high"), version);
         let holder = (told.number("node"), told.number("core"));
         let is_beaten = told.what == "ordered" && self.is_there_earlier(copy);
         let holders = self.living.entry(copy).or_default();
@@ -176,19 +172,6 @@ impl Copies {
         let mut holders = living.flat_map(|(_, all)| all.keys());
         ended.any(|has| has)
             || holders.any(|(node, _)| self.may_be_away(*node, Time::ZERO, Time::MAX))
-    }
-
-    /// Whether a copy of any other key has been evicted, or had by who is gone or away.
-    pub(crate) fn has_ended_but_of(&self, keys: &[u64]) -> bool {
-        let copies = self.ended.keys().chain(self.living.keys());
-        let mut others = copies.filter(|(key, _)| !keys.contains(key));
-        others.any(|copy| {
-            let ended = self.ended.get(copy).copied().unwrap_or_default();
-            let holders = self.living.get(copy).into_iter().flatten();
-            let mut away =
-                holders.filter(|(holder, _)| self.may_be_away(holder.0, Time::ZERO, Time::MAX));
-            ended.is_evicted || ended.is_lost || away.next().is_some()
-        })
     }
 
     /// How many copies of a key these nodes have.

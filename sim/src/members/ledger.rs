@@ -10,7 +10,7 @@ use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime::sim::Log;
 use lunette_runtime_core::time::Time;
 
-use super::copies::{Copies, Ends, version_of};
+use super::copies::{Copies, Ends};
 use super::load::{KEYS, fingerprint_high, is_striped, len_of};
 use crate::hearing::{Told, heard};
 
@@ -170,8 +170,8 @@ pub(crate) struct Ledger {
     keys: BTreeMap<usize, History>,
     last_value: u64,
     pub(crate) copies: Copies,
-    /// The keys of the parts of objects, named by the high halves of fingerprints.
-    parts: BTreeMap<(u64, Version), Vec<u64>>,
+    /// The keys of the parts of a key's objects, all of them named by the high halves of fingerprints.
+    parts: BTreeMap<u64, Vec<u64>>,
     /// Nodes that are to have nothing, in the end.
     pub(crate) emptied: BTreeSet<u64>,
     pub(crate) failures: Vec<String>,
@@ -217,11 +217,10 @@ impl Ledger {
         }
     }
 
-    /// An object has this part.
+    /// An object of a key may have this part.
     pub(crate) fn on_part(&mut self, told: &Told) {
-        let object = (told.number("key_high"), version_of(told));
-        let part = told.number("part_high");
-        self.parts.entry(object).or_default().push(part);
+        let parts = self.parts.entry(told.number("key_high")).or_default();
+        parts.push(told.number("part_high"));
     }
 
     pub(crate) fn fail(&mut self, now: Time, text: &str) {
@@ -397,19 +396,10 @@ impl Ledger {
         }
     }
 
-    /// Whether any part is not where it was of any object that this key has had: an earlier one may be back, and who was cut off
-    /// may have replaced it. Where an upsert may have been done that has told nobody of its parts, of any key.
+    /// Whether any part is not where it was of any object that this key has had: an earlier one may be back, and who was cut off,
+    /// or has given up, may have replaced it.
     fn is_part_gone(&self, key: usize) -> bool {
-        let Some(history) = self.keys.get(&key) else {
-            return false;
-        };
-        if history.in_doubt_since().is_some() {
-            let names: Vec<u64> = (0..KEYS).map(fingerprint_high).collect();
-            return self.copies.has_ended_but_of(&names);
-        }
-        let high = fingerprint_high(key);
-        let told = self.parts.iter().filter(|((of, _), _)| *of == high);
-        let mut parts = told.flat_map(|(_, parts)| parts);
+        let mut parts = self.parts.get(&fingerprint_high(key)).into_iter().flatten();
         parts.any(|part| self.copies.has_ended(*part))
     }
 

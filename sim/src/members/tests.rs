@@ -401,12 +401,7 @@ fn of_an_object_in_parts_one_of_its_own_may_be_gone() {
         tell_of(&mut ledger, 15, high, "kept");
         tell_of(&mut ledger, 16, high, "recorded");
     }
-    let part = [
-        ("key_high", fingerprint_high(STRIPED)),
-        ("epoch", 1),
-        ("sequence", 5),
-        ("part_high", OWN),
-    ];
+    let part = [("key_high", fingerprint_high(STRIPED)), ("part_high", OWN)];
     ledger.on_part(&Told::of(lunette_kvstore::PARTS, &part, ""));
     ledger.end_write(at(20), (STRIPED, value), End::Done, Some(version(5)));
     ledger.on_miss(at(30), STRIPED, at(25));

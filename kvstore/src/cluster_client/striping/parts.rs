@@ -7,14 +7,13 @@ use lunette_kvstore_proto::asker::{Outcome, Wish};
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::striped::{Manifest, Part, PartKey, PartsOf};
-use lunette_kvstore_proto::version::Version;
 use lunette_runtime::time;
 use lunette_runtime_core::time::Time;
 
 use crate::cluster_client::ClusterClient;
 
-/// The target of the trace events that tell of each part of an object that was written: `key_high` is the object's, and
-/// `epoch` and `sequence` its version; `part_high` is of the part's key.
+/// The target of the trace events that tell of each part of an object, before its manifest is put: `key_high` is of the
+/// object's key, and `part_high` of the part's.
 pub const PARTS: &str = "lunette_kvstore::parts";
 
 /// The parts of a write, which are removed with it unless they are kept.
@@ -75,8 +74,8 @@ impl Parts {
         self.is_kept.set(is_kept);
     }
 
-    /// An object of this version is made of them.
-    pub(super) fn tell(&self, object: Key<'_>, version: Version) {
+    /// An object is to be made of them.
+    pub(super) fn tell(&self, object: Key<'_>) {
         if !tracing::enabled!(target: PARTS, tracing::Level::TRACE) {
             return;
         }
@@ -84,8 +83,6 @@ impl Parts {
             tracing::trace!(
                 target: PARTS,
                 key_high = object.fingerprint().high(),
-                epoch = version.epoch.0,
-                sequence = version.sequence,
                 part_high = self.key_of(place).key().fingerprint().high(),
             );
         }

@@ -222,11 +222,8 @@ impl ClusterClient {
         former: Former,
     ) -> Result<Stored, StoreError> {
         let stored = self.put_manifest(object, parts, together).await?;
-        if let Stored::Written { version, .. } = stored {
-            parts.tell(object.key, version);
-            if let Former::Parts(former) = former {
-                drop(self.drop_parts(parts.of, former, former.count()));
-            }
+        if let (Stored::Written { .. }, Former::Parts(former)) = (&stored, former) {
+            drop(self.drop_parts(parts.of, former, former.count()));
         }
         Ok(stored)
     }
@@ -244,6 +241,7 @@ impl ClusterClient {
             form: Form::Striped,
             ..object
         };
+        parts.tell(object.key);
         // Given up from now on, it may be there all the same.
         parts.keep(true);
         let until = time::now() + self.timeout;
