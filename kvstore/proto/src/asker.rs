@@ -403,6 +403,8 @@ impl Asker {
         };
         let Some(seat) = seat else {
             operation.stage = Stage::Pausing(now + PAUSE);
+            // Nobody is asked for anything who could tell of a newer one.
+            self.want_newer_map(now, out);
             return;
         };
         let ask = operation.question(now);
@@ -616,7 +618,13 @@ impl Asker {
     /// Nothing has come of what was asked: who was asked may have left the map.
     fn want_map(&mut self, now: Time, id: OperationId, out: Out<'_>) {
         let is_unanswered = !matches!(self.operations[&id].stage, Stage::Pausing(_));
-        if is_unanswered && now >= self.map_wanted + MAP_PAUSE {
+        if is_unanswered {
+            self.want_newer_map(now, out);
+        }
+    }
+
+    fn want_newer_map(&mut self, now: Time, out: Out<'_>) {
+        if now >= self.map_wanted + MAP_PAUSE {
             self.map_wanted = now;
             out.push(AskerAction::MapWanted(Epoch(self.map.epoch().0 + 1)));
         }

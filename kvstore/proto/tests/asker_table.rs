@@ -487,6 +487,37 @@ fn nobody_waits_for_the_answer_of_who_has_left() {
     }
 }
 
+/// In a map without homes there is nobody to ask, and nobody who would say that it is an old one.
+#[test]
+fn where_there_is_no_home_a_newer_map_is_looked_for() {
+    let nobody = ClusterMap::new(Epoch(1), 0, vec![]).expect("a map");
+    let member = MapMember::new(SEAT.node, 1, ([192, 0, 2, 1], 7000).into());
+    let next = ClusterMap::new(Epoch(2), 0, vec![member]).expect("a map");
+    for wish in [Wish::Lookup(None), Wish::Get, Wish::Remove(Only::Any)] {
+        let mut asker = Asker::new(AskerId(1));
+        asker.on_map(&nobody);
+        let mut out = Vec::new();
+        let begun = asker.begin(Time::ZERO, KEY, STRICT, wish, END, &mut out);
+        assert!(begun.is_ok());
+        let (mut now, mut wanted) = (Time::ZERO, 0);
+        while now < Time::ZERO + 4 * MAP_PAUSE {
+            now = now + Duration::from_millis(5);
+            asker.on_tick(now, &mut out);
+            for action in out.drain(..) {
+                assert_eq!(action, AskerAction::MapWanted(Epoch(2)), "{wish:?}");
+                wanted += 1;
+            }
+        }
+        assert!(
+            (3..=4).contains(&wanted),
+            "{wish:?}: {wanted} in 4 {MAP_PAUSE:?}"
+        );
+        asker.on_map(&next);
+        asker.on_tick(now + PAUSE, &mut out);
+        assert_eq!(requests(&out).len(), 1, "{wish:?}");
+    }
+}
+
 /// A removal that may have been done is asked for again in a cache namespace, of the next home. It is not known whether it was,
 /// until that one says so.
 #[test]

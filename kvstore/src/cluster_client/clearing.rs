@@ -56,7 +56,8 @@ impl ClusterClient {
                 }
             }
             turn = turn.wrapping_add(1);
-            time::sleep(PAUSE).await;
+            // Those of the map that is known may all be gone.
+            self.asking.renew_map(PAUSE).await;
         }
         Err(StoreErrorKind::TimedOut)
     }

@@ -15,7 +15,7 @@ impl ClusterClient {
     /// nobody for anything in a while may not have heard of those who have joined since; then all are asked again.
     ///
     /// # Errors
-    /// Of the first of them that failed; `TimedOut`: maps changed all the while.
+    /// Of the first of them that failed; `TimedOut`: maps changed all the while, or nobody was a member.
     pub(super) async fn ask_everywhere<T>(
         &self,
         until: Time,
@@ -23,6 +23,11 @@ impl ClusterClient {
     ) -> Result<Vec<T>, StoreError> {
         loop {
             let map = self.asking.map();
+            if map.members().is_empty() {
+                // Whoever told it of this map was the last to leave, say.
+                self.wait_for_map(until).await?;
+                continue;
+            }
             let asked = seats(&map).map(|to| {
                 let address = map.member(to.node).map(|member| member.address);
                 let of = move |error: StoreError| match address {

@@ -641,6 +641,9 @@ impl ClusterClient {
         let until = time::now() + self.timeout;
         loop {
             let map = self.asking.map();
+            if map.members().is_empty() && self.wait_for_map(until).await.is_ok() {
+                continue;
+            }
             let stats = self.stat_of(&map).await;
             let told = stats.iter().filter_map(|(_, stat)| stat.as_ref().ok());
             let told = told.map(|stat| Epoch(stat.epoch));

@@ -70,7 +70,8 @@ impl ClusterClient {
                 }
             }
             turn = turn.wrapping_add(1);
-            time::sleep(PAUSE).await;
+            // Those of the map that is known may all be gone.
+            self.asking.renew_map(PAUSE).await;
         }
         Err(StoreError::local(if is_in_doubt {
             StoreErrorKind::Interrupted

@@ -155,6 +155,26 @@ fn who_has_begun_anew_is_asked_too() {
     }
 }
 
+/// Where the only member that a client knows is to be emptied there is no home of anything, and nobody to ask.
+#[test]
+fn a_client_that_knows_of_no_home_looks_for_one() {
+    run(WORLDS, || async {
+        let mut scene = Scene::of(1, 8 * MIB).await;
+        scene.retire_first();
+        let client = loop {
+            let client = scene.client().await;
+            if client.map().members()[0].is_draining {
+                break client;
+            }
+        };
+        scene.add(8 * MIB).await;
+        let others = scene.client().await;
+        put_in_time(&others, 1, LEN, PutOptions::default()).await;
+        assert_eq!(client.map().members().len(), 1, "it has not heard of it");
+        scene.expect(&client, 1, LEN).await;
+    });
+}
+
 #[test]
 fn all_keys_are_listed_and_removed() {
     run(WORLDS, || async {
