@@ -57,7 +57,7 @@ impl Copies {
         };
         let copy = (told.number("key_high"), version);
         let holder = (told.number("node"), told.number("core"));
-        let is_beaten = told.what == "ordered" && self.is_there_earlier(copy);
+        let is_beaten = told.what == "ordered" && self.is_there_earlier(copy, now);
         let holders = self.living.entry(copy).or_default();
         match told.what.as_str() {
             "kept" => {
@@ -101,9 +101,13 @@ impl Copies {
         }
     }
 
-    fn is_there_earlier(&self, (key, version): (u64, Version)) -> bool {
+    /// Whether there are copies of an earlier version, or were when the order was given.
+    fn is_there_earlier(&self, (key, version): (u64, Version), now: Time) -> bool {
         let mut versions = self.of_key(key).into_iter();
+        let earlier = (key, Version::default())..(key, version);
+        let mut evicted = self.evicted_at.range(earlier);
         versions.any(|(other, _)| other < version)
+            || evicted.any(|(_, at)| now.since(*at) < ORDER_TAKES_MAX)
     }
 
     /// A node has been killed.
