@@ -49,6 +49,7 @@ pub(super) struct PartSlots {
     client: ClusterClient,
     /// Removes what was committed, unless the manifest follows.
     parts: Parts,
+    /// In the order of their places.
     slots: Vec<PartSlot>,
     options: PutOptions,
     keep: Duration,
@@ -260,14 +261,19 @@ impl PartSlots {
         let some = self.slots.iter().filter(|slot| slot.may_be_there());
         let some = some.map(|slot| slot.part).collect();
         let looked = self.client.looked_for(&self.parts, some).await;
-        for slot in &mut self.slots {
-            if looked.there.contains(&slot.part) {
-                slot.is_there();
-            } else if looked.lost.contains(&slot.part) {
-                slot.is_gone()?;
-            }
+        for part in looked.there {
+            self.slot_of(part).is_there();
+        }
+        for part in looked.lost {
+            self.slot_of(part).is_gone()?;
         }
         Ok(())
+    }
+
+    fn slot_of(&mut self, part: Part) -> &mut PartSlot {
+        let place = |slot: &PartSlot| slot.part.place;
+        let index = self.slots.binary_search_by_key(&part.place, place);
+        &mut self.slots[index.expect("each part has one")]
     }
 
     /// Gives the room back.
