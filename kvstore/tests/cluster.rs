@@ -18,6 +18,10 @@ mod stub;
 mod gpu;
 
 #[cfg(test)]
+#[path = "cluster/asked_together.rs"]
+mod asked_together;
+
+#[cfg(test)]
 #[path = "cluster/batches.rs"]
 mod batches;
 

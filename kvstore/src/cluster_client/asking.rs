@@ -59,8 +59,8 @@ pub(super) struct Asking {
     pub(super) adapters: ByAdapters,
     /// Of a client on a member's core.
     local: Option<Rc<Local>>,
-    /// Questions that leave at the end of the turn.
-    outbox: RefCell<BTreeMap<(Seat, Epoch), Vec<Ask>>>,
+    /// Questions that leave at the end of the turn: to whom, under which map, and whether they read.
+    outbox: RefCell<BTreeMap<(Seat, Epoch, bool), Vec<Ask>>>,
     flush: Signal,
     /// Writes that leave with others.
     pub(super) together: Together,
@@ -278,7 +278,8 @@ impl Asking {
             }
         } else if self.is_first(id, request) {
             let mut outbox = self.outbox.borrow_mut();
-            outbox.entry((seat, epoch)).or_default().push(ask);
+            let together = (seat, epoch, ask.is_read());
+            outbox.entry(together).or_default().push(ask);
             self.flush.raise();
         }
     }
@@ -415,12 +416,13 @@ impl Asking {
         }
     }
 
-    /// Sends the questions of each turn together.
+    /// Sends the questions of each turn together: they are answered together, so that who reads goes apart from who removes,
+    /// and may wait for somebody who is gone.
     pub(super) async fn send_questions(self: Rc<Self>) {
         loop {
             self.flush.raised().await;
             let outbox = std::mem::take(&mut *self.outbox.borrow_mut());
-            for ((seat, epoch), mut asks) in outbox {
+            for ((seat, epoch, _), mut asks) in outbox {
                 while !asks.is_empty() {
                     let rest = asks.split_off(asks.len().min(ITEMS_MAX));
                     self.spawn(calls::ask(Rc::clone(&self), seat, epoch, asks));
