@@ -102,12 +102,18 @@ impl Copies {
     }
 
     /// Whether there are copies of an earlier version, or were when the order was given.
-    fn is_there_earlier(&self, (key, version): (u64, Version), now: Time) -> bool {
+    fn is_there_earlier(&self, copy: (u64, Version), now: Time) -> bool {
+        let (key, version) = copy;
         let mut versions = self.of_key(key).into_iter();
+        versions.any(|(other, _)| other < version) || self.has_earlier_left(copy, now)
+    }
+
+    /// Whether copies of an earlier version, which is the object where both were put, have left a moment ago: that others are to be
+    /// dropped may be under way.
+    pub(crate) fn has_earlier_left(&self, (key, version): (u64, Version), now: Time) -> bool {
         let earlier = (key, Version::default())..(key, version);
         let mut evicted = self.evicted_at.range(earlier);
-        versions.any(|(other, _)| other < version)
-            || evicted.any(|(_, at)| now.since(*at) < ORDER_TAKES_MAX)
+        evicted.any(|(_, at)| now.since(*at) < ORDER_TAKES_MAX)
     }
 
     /// A node has been killed.

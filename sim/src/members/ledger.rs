@@ -454,6 +454,10 @@ impl Ledger {
         let pinned = pinned.next().map(|(value, ..)| *value);
         for (value, write, version) in &standing {
             let copy = (high, *version);
+            if self.copies.has_earlier_left(copy, now) {
+                ends.is_evicted = true;
+                continue;
+            }
             if let Some(node) = self.copies.holder_throughout(copy, begun, now) {
                 return Err(format!(
                     "node {node} has value {value}, {version:?}: {write:?}"

@@ -163,6 +163,22 @@ fn what_is_pinned_and_held_gives_way_to_what_was_put_before() {
     }
 }
 
+/// An earlier put that is back is the object. When it has left, the later one may still be there, and is shown no more.
+#[test]
+fn what_gave_way_to_what_has_left_may_be_there() {
+    for (earlier, missed, cause) in [(3, 40, Some("evicted")), (3, 500, None), (6, 40, None)] {
+        let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
+        tell(&mut ledger, 30, 2, earlier, "returned");
+        tell(&mut ledger, 35, 2, earlier, "leaves");
+        tell(&mut ledger, 35, 2, earlier, "evicted");
+        assert_eq!(
+            miss(&mut ledger, missed, missed + 1),
+            cause,
+            "{earlier} {missed}"
+        );
+    }
+}
+
 #[test]
 fn what_was_dropped_for_no_reason_is_missed_without_a_cause() {
     let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
