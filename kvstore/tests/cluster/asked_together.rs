@@ -13,7 +13,7 @@ use lunette_runtime::{CoreOptions, time};
 use lunette_runtime_core::ids::NodeId;
 
 use super::scene::{key, put_in_time};
-use super::unheard::{CLIENTS, COORDINATOR, MEMBER, connected, coordinate, member, member_at};
+use super::unheard::{CLIENTS, MEMBER, connected, start_two};
 
 const HOLDER: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 4), 7000));
 const LEN: usize = 1000;
@@ -39,14 +39,8 @@ async fn put_at(client: &ClusterClient, from: usize, node: SocketAddr) -> usize 
 #[test]
 fn who_reads_does_not_wait_for_who_removes() {
     let mut world = World::new(1, WorldOptions::default());
-    let core = CoreOptions::default;
-    let coordinator = world.start(COORDINATOR.ip(), 1, core());
-    let _serves = world.spawn(coordinator, 0, coordinate);
-    let first = world.start(MEMBER.ip(), 1, core());
-    let _first = world.spawn(first, 0, member);
-    let holder = world.start(HOLDER.ip(), 1, core());
-    let _holds = world.spawn(holder, 0, || member_at(2, HOLDER));
-    let clients = world.start(CLIENTS, 1, core());
+    let holder = start_two(&mut world, HOLDER);
+    let clients = world.start(CLIENTS, 1, CoreOptions::default());
     let (is_put, is_paused) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
     let (puts, pauses) = (Rc::clone(&is_put), Rc::clone(&is_paused));
     let asked = world.spawn(clients, 0, move || async move {

@@ -14,7 +14,7 @@ use lunette_runtime::sim::{World, WorldOptions};
 use lunette_runtime::{CoreOptions, time};
 
 use super::scene::{key, pattern, room};
-use super::unheard::{CLIENTS, COORDINATOR, MEMBER, coordinate, member, member_at};
+use super::unheard::{CLIENTS, MEMBER, start_two};
 
 const CUT_OFF: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 4), 7000));
 const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 5));
@@ -136,12 +136,7 @@ impl Scenario {
     fn run(self) -> Rc<Told> {
         let mut world = World::new(1, WorldOptions::default());
         let core = CoreOptions::default;
-        let coordinator = world.start(COORDINATOR.ip(), 1, core());
-        let _serves = world.spawn(coordinator, 0, coordinate);
-        let first = world.start(MEMBER.ip(), 1, core());
-        let _first = world.spawn(first, 0, member);
-        let second = world.start(CUT_OFF.ip(), 1, core());
-        let _second = world.spawn(second, 0, || member_at(2, CUT_OFF));
+        start_two(&mut world, CUT_OFF);
         let others = world.start(OTHERS, 1, core());
         let _others = self.is_busy.then(|| world.spawn(others, 0, write_on));
         let told = Rc::new(Told::default());

@@ -15,7 +15,7 @@ use lunette_kvstore::{
 };
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_runtime::net::TcpListener;
-use lunette_runtime::sim::{Kill, World, WorldOptions};
+use lunette_runtime::sim::{Kill, ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, time};
 use lunette_runtime_core::ids::NodeId;
 
@@ -66,13 +66,24 @@ pub(crate) async fn member() {
 }
 
 /// The same, with another name and address.
-pub(crate) async fn member_at(id: u64, address: SocketAddr) {
+async fn member_at(id: u64, address: SocketAddr) {
     let mut options = NodeOptions::new(NodeId(id), address, 8 * MIB);
     let mut cluster = ClusterOptions::new("world", vec![COORDINATOR]);
     cluster.lease_ttl_s = 2;
     options.cluster = Some(cluster);
     let _member = SeatedNode::start(options).await.expect("a member");
     pending::<()>().await;
+}
+
+/// A coordinator, the member at `MEMBER`, and one at this address: its process.
+pub(crate) fn start_two(world: &mut World, second: SocketAddr) -> ProcessId {
+    let coordinator = world.start(COORDINATOR.ip(), 1, CoreOptions::default());
+    let _serves = world.spawn(coordinator, 0, coordinate);
+    let first = world.start(MEMBER.ip(), 1, CoreOptions::default());
+    let _lives = world.spawn(first, 0, member);
+    let process = world.start(second.ip(), 1, CoreOptions::default());
+    let _lives = world.spawn(process, 0, move || member_at(2, second));
+    process
 }
 
 pub(crate) async fn connected() -> ClusterClient {
