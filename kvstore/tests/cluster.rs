@@ -181,6 +181,10 @@ mod threads;
 mod tier;
 
 #[cfg(test)]
+#[path = "cluster/town.rs"]
+mod town;
+
+#[cfg(test)]
 #[path = "cluster/unasked.rs"]
 mod unasked;
 

@@ -13,7 +13,7 @@ use lunette_runtime::{CoreOptions, time};
 use lunette_runtime_core::ids::NodeId;
 
 use super::scene::{key, put_in_time};
-use super::unheard::{CLIENTS, MEMBER, connected, start_two};
+use super::town::{CLIENTS, MEMBER, connected, start_two};
 
 const HOLDER: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 4), 7000));
 const LEN: usize = 1000;

@@ -17,7 +17,7 @@ use lunette_runtime::{CoreOptions, time};
 
 use super::on_each_driver::run;
 use super::scene::{Scene, eventually, key, pattern, room};
-use super::unheard::{CLIENTS, COORDINATOR, MEMBER, connected, coordinate, member};
+use super::town::{CLIENTS, COORDINATOR, MEMBER, connected, coordinate, member};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;

@@ -14,7 +14,7 @@ use lunette_runtime::sim::{World, WorldOptions};
 use lunette_runtime::{CoreOptions, time};
 
 use super::scene::{key, pattern, room};
-use super::unheard::{CLIENTS, MEMBER, start_two};
+use super::town::{CLIENTS, MEMBER, start_two};
 
 const CUT_OFF: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 4), 7000));
 const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 5));
