@@ -33,11 +33,26 @@ struct Absence {
 /// A core of a node.
 type Holder = (u64, u64);
 
+/// Since when a holder has a copy, and since when its home knows; that is `MAX` before it does, and when the copy leaves.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    since: Time,
+    recorded: Time,
+}
+
+impl Kept {
+    const fn unknown(since: Time) -> Self {
+        Self {
+            since,
+            recorded: Time::MAX,
+        }
+    }
+}
+
 /// See the [module](self). A key is named by the high half of its fingerprint.
 #[derive(Debug, Default)]
 pub(crate) struct Copies {
-    /// Since when its home knows of each; `MAX` before that, and when it leaves.
-    living: BTreeMap<(u64, Version), BTreeMap<Holder, Time>>,
+    living: BTreeMap<(u64, Version), BTreeMap<Holder, Kept>>,
     ended: BTreeMap<(u64, Version), Ends>,
     /// Which nodes were told last to drop one while others had some, and when.
     spared: BTreeMap<((u64, Version), u64), Time>,
@@ -61,18 +76,20 @@ impl Copies {
         let holders = self.living.entry(copy).or_default();
         match told.what.as_str() {
             "kept" => {
-                holders.insert(holder, Time::MAX);
+                holders.insert(holder, Kept::unknown(now));
             }
+            // From a time of which nobody tells.
             "returned" => {
-                holders.insert(holder, Time::MAX);
+                holders.insert(holder, Kept::unknown(Time::ZERO));
                 *self.moves.entry("returned").or_default() += 1;
             }
             "recorded" => {
-                let since = holders.entry(holder).or_insert(Time::MAX);
-                *since = now.min(*since);
+                let kept = holders.entry(holder).or_insert(Kept::unknown(now));
+                kept.recorded = now.min(kept.recorded);
             }
             "leaves" => {
-                holders.insert(holder, Time::MAX);
+                let kept = holders.entry(holder).or_insert(Kept::unknown(now));
+                kept.recorded = Time::MAX;
                 self.ended.entry(copy).or_default().is_evicted = true;
             }
             "abandoned" => *self.moves.entry("abandoned").or_default() += 1,
@@ -81,7 +98,8 @@ impl Copies {
             "demoted" => *self.moves.entry("demoted").or_default() += 1,
             "promoted" => *self.moves.entry("promoted").or_default() += 1,
             what => {
-                holders.remove(&holder);
+                let kept = holders.remove(&holder);
+                let since = kept.map_or(Time::ZERO, |kept| kept.since);
                 if what == "evicted" {
                     self.evicted_at.insert(copy, now);
                 }
@@ -93,7 +111,7 @@ impl Copies {
                 }
                 // Who was away may come back cold: what it had is not trusted, where nobody knows any more
                 // whether it was removed.
-                let is_cold = what == "ordered" && self.may_be_away(holder.0, Time::ZERO, now);
+                let is_cold = what == "ordered" && self.may_be_away(holder.0, since, now);
                 let ends = self.ended.entry(copy).or_default();
                 ends.is_lost |= is_cold;
                 ends.is_beaten |= is_beaten;
@@ -146,8 +164,9 @@ impl Copies {
         now: Time,
     ) -> Option<u64> {
         let holders = self.living.get(&copy)?.iter();
-        let mut present = holders
-            .filter(|(holder, since)| **since <= from && !self.may_be_away(holder.0, from, now));
+        let mut present = holders.filter(|(holder, kept)| {
+            kept.recorded <= from && !self.may_be_away(holder.0, from, now)
+        });
         present.next().map(|(holder, _)| holder.0)
     }
 
@@ -170,18 +189,28 @@ impl Copies {
         let mut ends = self.ended.get(&copy).copied().unwrap_or_default();
         // Whoever still has one, and did not count, may be away.
         let holders = self.living.get(&copy).into_iter().flatten();
-        ends.is_lost |= holders.into_iter().any(|(_, since)| *since < Time::MAX);
+        ends.is_lost |= holders
+            .into_iter()
+            .any(|(_, kept)| kept.recorded < Time::MAX);
         ends
     }
 
-    /// Whether any copy of a key has been evicted, or had by who is gone or may be away.
-    pub(crate) fn has_ended(&self, key: u64) -> bool {
-        let ended = self.ended.iter().filter(|((own, _), _)| *own == key);
-        let mut ended = ended.map(|(_, ends)| ends.is_evicted || ends.is_lost);
-        let living = self.living.iter().filter(|((own, _), _)| *own == key);
-        let mut holders = living.flat_map(|(_, all)| all.keys());
-        ended.any(|has| has)
-            || holders.any(|(node, _)| self.may_be_away(*node, Time::ZERO, Time::MAX))
+    /// Whether any copy of a key has been evicted, or had by who is gone or may be away, of these versions.
+    pub(crate) fn has_ended(
+        &self,
+        key: u64,
+        now: Time,
+        is_meant: impl Fn(Version) -> bool,
+    ) -> bool {
+        let ended = self.ended.iter();
+        let mut ended = ended.filter(|((own, version), ends)| {
+            *own == key && is_meant(*version) && (ends.is_evicted || ends.is_lost)
+        });
+        let living = self.living.iter();
+        let living = living.filter(|((own, version), _)| *own == key && is_meant(*version));
+        let mut holders = living.flat_map(|(_, all)| all.iter());
+        ended.next().is_some()
+            || holders.any(|((node, _), kept)| self.may_be_away(*node, kept.since, now))
     }
 
     /// How many copies of a key these nodes have.

@@ -11,6 +11,7 @@ use lunette_runtime::sim::Log;
 use lunette_runtime_core::time::Time;
 
 use super::copies::{Copies, Ends};
+use super::history::{Change, End, History, Write};
 use super::load::{KEYS, fingerprint_high, is_striped, len_of};
 use crate::hearing::{Told, heard};
 
@@ -53,94 +54,6 @@ impl Cause {
             Self::PartGone => "part_gone",
             Self::Unknown => "unknown",
         }
-    }
-}
-
-/// How a write or a removal ended, for who judges.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// It was done.
-    Done,
-    /// It was, by who was cut off: others may know better.
-    DoneCutOff,
-    /// It was not done, and never will be.
-    Undone,
-    /// Nobody knows.
-    Doubt,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Write {
-    kind: WriteKind,
-    /// How many copies it asked for.
-    wanted: u8,
-    /// Its copies are pinned for ever.
-    is_pinned: bool,
-    begun: Time,
-    ended: Option<(Time, End)>,
-    version: Option<Version>,
-}
-
-/// A removal or an upsert that was acknowledged: what was acknowledged before it began is dead.
-#[derive(Clone, Copy, Debug)]
-struct Change {
-    begun: Time,
-    ended: Time,
-    /// The value that it brought.
-    value: Option<u64>,
-    /// Its own version, if that is known.
-    version: Option<Version>,
-}
-
-#[derive(Debug, Default)]
-struct History {
-    writes: BTreeMap<u64, Write>,
-    changes: Vec<Change>,
-    /// Removals that may have been done, now or later.
-    removals_in_doubt: u64,
-    by_version: BTreeMap<Version, u64>,
-    holds: Vec<Hold>,
-}
-
-impl History {
-    /// Values whose writes had been acknowledged by then, with their versions.
-    fn acknowledged(&self, begun: Time) -> Vec<(u64, &Write, Version)> {
-        let acknowledged = self.writes.iter().filter_map(|(value, write)| {
-            let (ended, version) = (write.ended?, write.version?);
-            (ended == (ended.0, End::Done) && ended.0 < begun).then_some((*value, write, version))
-        });
-        acknowledged.collect()
-    }
-
-    /// Those of them that nobody has removed or replaced since.
-    fn standing<'a>(
-        &self,
-        acknowledged: &[(u64, &'a Write, Version)],
-    ) -> Vec<(u64, &'a Write, Version)> {
-        let is_changed = |value: u64, write: &Write| {
-            let mut changes = self.changes.iter();
-            changes.any(|change| change.ended > write.begun && change.value != Some(value))
-        };
-        let standing = acknowledged.iter().copied();
-        let standing = standing.filter(|(value, write, _)| !is_changed(*value, write));
-        standing.collect()
-    }
-
-    /// Whether somebody had removed or replaced by then what had been acknowledged before.
-    fn is_dead(&self, (value, write): (u64, &Write), by: Time) -> bool {
-        self.changes.iter().any(|change| {
-            let is_older = matches!(write.ended, Some((ended, End::Done | End::DoneCutOff)) if ended < change.begun);
-            change.value != Some(value) && is_older && change.ended < by
-        })
-    }
-
-    /// Since when an upsert is under way, or was, that may have been done, now or later.
-    fn in_doubt_since(&self) -> Option<Time> {
-        let upserts = self.writes.values().filter(|write| {
-            let is_open = matches!(write.ended, None | Some((_, End::Doubt)));
-            write.kind == WriteKind::Upsert && is_open
-        });
-        upserts.map(|write| write.begun).min()
     }
 }
 
@@ -231,16 +144,10 @@ impl Ledger {
     /// A write begins: the number of its value.
     pub(crate) fn begin_write(&mut self, now: Time, key: usize, kind: WriteKind) -> u64 {
         self.last_value += 1;
-        let write = Write {
-            kind,
-            wanted: 1,
-            is_pinned: false,
-            begun: now,
-            ended: None,
-            version: None,
-        };
         let history = self.keys.entry(key).or_default();
-        history.writes.insert(self.last_value, write);
+        history
+            .writes
+            .insert(self.last_value, Write::new(kind, now));
         self.last_value
     }
 
@@ -263,7 +170,7 @@ impl Ledger {
         let history = self.keys.get_mut(&key).expect("it has begun");
         let write = history.writes.get_mut(&value).expect("it has begun");
         write.ended = Some((now, end));
-        write.version = version;
+        write.version = version.or(write.version);
         let write = *write;
         if end == End::DoneCutOff {
             self.on_cut_off(now, "write of who was cut off");
@@ -295,23 +202,13 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn begin_removal(&mut self, key: usize) {
-        self.keys.entry(key).or_default().removals_in_doubt += 1;
+    pub(crate) fn begin_removal(&mut self, now: Time, key: usize) {
+        self.keys.entry(key).or_default().begin_removal(now);
     }
 
     pub(crate) fn end_removal(&mut self, now: Time, key: usize, begun: Time, end: End) {
         let history = self.keys.get_mut(&key).expect("it has begun");
-        if end != End::Doubt {
-            history.removals_in_doubt -= 1;
-        }
-        if end == End::Done {
-            history.changes.push(Change {
-                begun,
-                ended: now,
-                value: None,
-                version: None,
-            });
-        }
+        history.end_removal(now, begun, end);
     }
 
     /// A get that began then was answered with these bytes.
@@ -345,6 +242,23 @@ impl Ledger {
             return;
         }
         self.note_version(now, key, at, value);
+        self.note_shown(now, key, begun, hit);
+    }
+
+    /// What is shown was done, whatever its writer has been told.
+    fn note_shown(&mut self, now: Time, key: usize, begun: Time, hit: Hit) {
+        let history = self.keys.get_mut(&key).expect("it has begun");
+        let write = history.writes.get_mut(&hit.value).expect("it has begun");
+        let was_in_doubt = write.on_shown(now, begun, hit.version);
+        if was_in_doubt && write.kind == WriteKind::Upsert {
+            let change = Change {
+                begun: write.begun,
+                ended: now,
+                value: Some(hit.value),
+                version: Some(hit.version),
+            };
+            history.changes.push(change);
+        }
     }
 
     /// Somebody who asked then was told that there is an object, of so many bytes.
@@ -389,7 +303,7 @@ impl Ledger {
     pub(crate) fn on_miss(&mut self, now: Time, key: usize, begun: Time) {
         match self.cause_of_miss(now, key, begun) {
             Ok(cause) => *self.misses.entry(cause.name()).or_default() += 1,
-            Err(_) if is_striped(key) && self.is_part_gone(key) => {
+            Err(_) if is_striped(key) && self.is_part_gone(now, key) => {
                 *self.misses.entry(Cause::PartGone.name()).or_default() += 1;
             }
             Err(text) => self.fail(now, &format!("key {key}: a miss without a cause: {text}")),
@@ -398,9 +312,9 @@ impl Ledger {
 
     /// Whether any part is not where it was of any object that this key has had: an earlier one may be back, and who was cut off,
     /// or has given up, may have replaced it.
-    fn is_part_gone(&self, key: usize) -> bool {
+    fn is_part_gone(&self, now: Time, key: usize) -> bool {
         let mut parts = self.parts.get(&fingerprint_high(key)).into_iter().flatten();
-        parts.any(|part| self.copies.has_ended(*part))
+        parts.any(|part| self.copies.has_ended(*part, now, |_| true))
     }
 
     /// A listing that began then has not named the key. It may be on its way from one member to another, and be named by none.
@@ -409,7 +323,7 @@ impl Ledger {
         let Some(history) = self.keys.get(&key) else {
             return;
         };
-        if history.removals_in_doubt > 0 || history.in_doubt_since().is_some() {
+        if history.may_change(begun) {
             return;
         }
         let standing = history.standing(&history.acknowledged(begun));
@@ -431,43 +345,87 @@ impl Ledger {
             return Ok(Cause::NeverPut);
         }
         let standing = history.standing(&acknowledged);
-        if history.removals_in_doubt > 0 || standing.is_empty() {
+        if standing.is_empty() {
             return Ok(Cause::Removed);
         }
         let high = fingerprint_high(key);
-        if let Some(since) = history.in_doubt_since() {
-            // Whichever of the versions is there now, it was not removed.
-            return if self.copies.has_ended(high) {
-                Ok(Cause::Evicted)
-            } else if self.copies.has_anybody_gone(since, now) {
-                Ok(Cause::HolderGone)
-            } else {
-                Err(format!(
-                    "an upsert in doubt has left nothing of {standing:?}"
-                ))
-            };
+        let is_removed = |write: &Write| history.may_be_removed(write);
+        let is_replaced =
+            |value: u64, write: &Write| history.may_be_replaced(value, write).is_some();
+        let may_change = history.may_change(begun);
+        for (value, write, version) in &standing {
+            let is_sure = !may_change || (!is_removed(write) && !is_replaced(*value, write));
+            let copy = (high, *version);
+            let gave_way = self.copies.has_earlier_left(copy, now);
+            let holder = self.copies.holder_throughout(copy, begun, now);
+            if let Some(node) = holder.filter(|_| is_sure && !gave_way) {
+                return Err(format!(
+                    "node {node} has value {value}, {version:?}: {write:?}"
+                ));
+            }
         }
+        if standing.iter().all(|(_, write, _)| is_removed(write)) {
+            return Ok(Cause::Removed);
+        }
+        let mut all = standing.iter();
+        if all.all(|(value, write, _)| is_removed(write) || is_replaced(*value, write)) {
+            return self.cause_in_doubt((now, key, history), &standing);
+        }
+        self.cause_of_loss((begun, now, key, history), &standing)
+    }
+
+    /// All that stands may have been replaced by an upsert in doubt. Whichever of the versions is there now, it was not removed.
+    fn cause_in_doubt(
+        &self,
+        (now, key, history): (Time, usize, &History),
+        standing: &[(u64, &Write, Version)],
+    ) -> Result<Cause, String> {
+        let since = standing
+            .iter()
+            .filter_map(|(value, write, _)| history.may_be_replaced(*value, write));
+        let since = since.min().expect("one of them may be");
+        let may_live = |version| history.may_live(version);
+        if self.copies.has_ended(fingerprint_high(key), now, may_live) {
+            Ok(Cause::Evicted)
+        } else if self.copies.has_anybody_gone(since, now) {
+            Ok(Cause::HolderGone)
+        } else {
+            Err(format!(
+                "an upsert in doubt has left nothing of {standing:?}"
+            ))
+        }
+    }
+
+    /// What became of all that stands.
+    fn cause_of_loss(
+        &self,
+        (begun, now, key, history): (Time, Time, usize, &History),
+        standing: &[(u64, &Write, Version)],
+    ) -> Result<Cause, String> {
+        let high = fingerprint_high(key);
         let (mut ends, mut held) = (Ends::default(), None);
         let mut pinned = standing.iter().filter(|(_, write, version)| {
             write.is_pinned && !self.copies.ends((high, *version)).is_beaten
         });
         let pinned = pinned.next().map(|(value, ..)| *value);
-        for (value, write, version) in &standing {
+        for (_, write, version) in standing {
             let copy = (high, *version);
             if self.copies.has_earlier_left(copy, now) {
                 ends.is_evicted = true;
                 continue;
             }
-            if let Some(node) = self.copies.holder_throughout(copy, begun, now) {
-                return Err(format!(
-                    "node {node} has value {value}, {version:?}: {write:?}"
-                ));
-            }
             let own = self.copies.ends(copy);
             ends.is_evicted |= own.is_evicted;
             ends.is_lost |= own.is_lost;
+            // Of what nobody has acknowledged one that goes may take along what it replaced.
+            ends.is_lost |= write.is_in_doubt() && self.copies.has_anybody_gone(write.begun, now);
             if !own.is_beaten {
                 held = held.or_else(|| self.hold_throughout((history, copy), begun, now));
+            } else if self
+                .copies
+                .has_ended(high, now, |version| history.may_live(version))
+            {
+                ends.is_evicted = true;
             }
         }
         match ends {
@@ -508,10 +466,10 @@ impl Ledger {
     }
 
     /// Everything is to be removed.
-    pub(crate) fn begin_clear(&mut self) {
+    pub(crate) fn begin_clear(&mut self, now: Time) {
         self.count("cleared");
         for key in 0..KEYS {
-            self.begin_removal(key);
+            self.begin_removal(now, key);
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod adapters;
 mod copies;
+mod history;
 mod ledger;
 mod load;
 mod plan;

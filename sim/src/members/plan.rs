@@ -12,6 +12,8 @@ pub(super) const LOAD_FROM: Time = at_ms(4_000);
 const FAULTS_FROM_MS: u32 = 5_000;
 const FAULTS_UNTIL_MS: u32 = 11_000;
 pub(super) const FAULTS_UNTIL: Time = at_ms(FAULTS_UNTIL_MS);
+/// So long after a fault everything works again that it befell.
+pub(super) const SETTLES: Duration = Duration::from_secs(5);
 /// Five seconds after the last fault everything works again, and what survived is found.
 pub(super) const CALM_FROM: Time = at_ms(FAULTS_UNTIL_MS + 5_000);
 pub(super) const LOAD_UNTIL: Time = at_ms(17_000);

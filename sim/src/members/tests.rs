@@ -5,7 +5,8 @@ use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::version::{Version, WriteKind};
 use lunette_runtime_core::time::Time;
 
-use super::ledger::{Cause, End, Hit, Hold, Ledger};
+use super::history::End;
+use super::ledger::{Cause, Hit, Hold, Ledger};
 use super::load::{fingerprint_high, len_of};
 use crate::hearing::Told;
 
@@ -89,7 +90,7 @@ fn each_cause_is_told() {
     assert_eq!(miss(&mut evicted, 40, 41), Some("evicted"));
 
     let (mut removed, _) = with_a_write(WriteKind::Put, 5);
-    removed.begin_removal(KEY);
+    removed.begin_removal(at(22), KEY);
     assert_eq!(
         miss(&mut removed, 24, 30),
         Some("removed"),
@@ -275,7 +276,7 @@ fn what_one_member_has_all_the_while_is_listed() {
     let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
     assert!(!is_missed(&mut ledger, 15, 30), "it was not acknowledged");
     assert!(is_missed(&mut ledger, 21, 30));
-    ledger.begin_removal(KEY);
+    ledger.begin_removal(at(31), KEY);
     assert!(!is_missed(&mut ledger, 21, 30), "it may be removed");
     ledger.end_removal(at(32), KEY, at(31), End::Done);
     assert!(!is_missed(&mut ledger, 33, 34), "it is removed");
@@ -327,7 +328,7 @@ fn what_is_held_is_not_evicted() {
 #[test]
 fn what_was_removed_with_everything_does_not_come_back() {
     let (mut ledger, value) = with_a_write(WriteKind::Put, 5);
-    ledger.begin_clear();
+    ledger.begin_clear(at(25));
     ledger.on_hit(at(30), KEY, at(29), hit(value, 5));
     assert_eq!(miss(&mut ledger, 30, 31), Some("removed"));
     ledger.end_clear(at(40), at(25));
@@ -341,7 +342,7 @@ fn hits_are_of_what_was_written_and_lives() {
     let (mut ledger, value) = with_a_write(WriteKind::Put, 5);
     ledger.on_hit(at(30), KEY, at(25), hit(value, 5));
     assert_eq!(ledger.failures, [""; 0]);
-    ledger.begin_removal(KEY);
+    ledger.begin_removal(at(31), KEY);
     ledger.end_removal(at(40), KEY, at(31), End::Done);
     ledger.on_hit(at(50), KEY, at(39), hit(value, 5));
     assert_eq!(
@@ -464,7 +465,7 @@ fn what_is_said_by_who_is_cut_off_is_believed_in_nothing_but_in_a_strict_namespa
         };
         let (mut removed, value) = begin(WriteKind::Put);
         removed.end_write(at(20), (KEY, value), End::Done, Some(version(5)));
-        removed.begin_removal(KEY);
+        removed.begin_removal(at(22), KEY);
         removed.end_removal(at(31), KEY, at(22), End::Done);
         let is_cut_off = true;
         let shown = Hit {

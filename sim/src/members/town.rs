@@ -18,7 +18,8 @@ use super::adapters::Adapters;
 use super::ledger::Ledger;
 use super::load::Load;
 use super::plan::{
-    CALM_FROM, CHECKS_FROM, CLIENTS, END, FAULTS_UNTIL, Fault, LOAD_FROM, LOAD_UNTIL, Plan, Who,
+    CALM_FROM, CHECKS_FROM, CLIENTS, END, FAULTS_UNTIL, Fault, LOAD_FROM, LOAD_UNTIL, Plan,
+    Planned, SETTLES, Who,
 };
 
 const PORT: u16 = 7000;
@@ -236,7 +237,7 @@ impl Town {
                 .log()
                 .note(&format!("begins {begins}: {planned:?}"));
             if begins {
-                self.begin(planned.fault);
+                self.begin(planned);
             } else {
                 self.end(planned.fault);
             }
@@ -267,7 +268,7 @@ impl Town {
         let now = self.world.now();
         if self.plan.clear_at.take_if(|at| *at <= now).is_some() {
             self.world.log().note("everything is removed");
-            self.ledger.borrow_mut().begin_clear();
+            self.ledger.borrow_mut().begin_clear(now);
             self.cleared = Some(now);
             self.clears.set(true);
         }
@@ -370,18 +371,18 @@ impl Town {
         self.world.is_alive(self.nodes[usize::from(index)])
     }
 
-    /// From now on a node may be outside the map.
-    fn disturb(&self, index: u8) {
+    /// From now on a node may be outside the map, until it has settled after that.
+    fn disturb(&self, index: u8, until: Time) {
         let now = self.world.now();
         let mut ledger = self.ledger.borrow_mut();
-        ledger.copies.on_disturbed(node_id(index), now, CALM_FROM);
+        (ledger.copies).on_disturbed(node_id(index), now, until + SETTLES);
     }
 
-    fn begin(&mut self, fault: Fault) {
+    fn begin(&mut self, Planned { fault, until, .. }: Planned) {
         match fault {
             Fault::Kill(index, how) => self.kill(index, how),
             Fault::Stop(index) if self.is_alive(index) => {
-                self.disturb(index);
+                self.disturb(index, until);
                 self.ledger.borrow_mut().count("stopped");
                 self.stops[usize::from(index)].set(true);
             }
@@ -393,7 +394,7 @@ impl Town {
                 if let (Who::Node(index), Who::Coordinator) | (Who::Coordinator, Who::Node(index)) =
                     (from, to)
                 {
-                    self.disturb(index);
+                    self.disturb(index, until);
                 }
                 self.ledger.borrow_mut().count("cut");
                 self.world.cut(host(from), host(to));
@@ -403,20 +404,20 @@ impl Town {
             }
             Fault::Reset(one, other) => self.world.reset_connections(host(one), host(other)),
             Fault::Pause(index) if self.is_alive(index) => {
-                self.disturb(index);
+                self.disturb(index, until);
                 self.world.pause(self.nodes[usize::from(index)]);
             }
             Fault::Slow(index, times) if self.is_alive(index) => {
-                self.disturb(index);
+                self.disturb(index, until);
                 self.world.slow_down(self.nodes[usize::from(index)], times);
             }
             Fault::ClockJump(index, ahead) if self.is_alive(index) => {
-                self.disturb(index);
+                self.disturb(index, until);
                 self.world.jump_clock(self.nodes[usize::from(index)], ahead);
             }
             Fault::Stop(_) | Fault::Pause(_) | Fault::Slow(..) | Fault::ClockJump(..) => {}
             Fault::Coordinator => {
-                (0..self.plan.nodes).for_each(|index| self.disturb(index));
+                (0..self.plan.nodes).for_each(|index| self.disturb(index, until));
                 self.ledger.borrow_mut().count("coordinator away");
                 self.world.pause(self.coordinator);
             }

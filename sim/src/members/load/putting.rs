@@ -13,7 +13,7 @@ use super::{
     KEYS, Load, RESERVED_KEEP, SEVERAL, STRIPE_BYTES, bytes_of, group_of, is_striped, name,
     parent_of, pin_of, tenant_of,
 };
-use crate::members::ledger::End;
+use crate::members::history::End;
 
 /// How often a commit is tried of which nothing was done.
 const COMMIT_TRIES: usize = 3;
