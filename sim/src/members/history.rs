@@ -199,10 +199,22 @@ impl History {
 
     /// Whether copies of a version may be what there is under the key: they are of a write that nobody has replaced for sure.
     pub(super) fn may_live(&self, version: Version) -> bool {
-        self.by_version.get(&version).is_none_or(|value| {
-            let write = &self.writes[value];
-            write.is_in_doubt() || !self.is_changed(*value, write)
-        })
+        let value = self.by_version.get(&version);
+        value.is_none_or(|value| self.is_living(*value, &self.writes[value]))
+    }
+
+    /// What has been written and may be what there is under the key.
+    pub(super) fn living(&self) -> impl Iterator<Item = u64> {
+        let writes = self.writes.iter();
+        let living = writes.filter(|(value, write)| self.is_living(**value, write));
+        living.map(|(value, _)| *value)
+    }
+
+    fn is_living(&self, value: u64, write: &Write) -> bool {
+        match write.ended {
+            Some((_, End::Undone)) => false,
+            _ => write.is_in_doubt() || !self.is_changed(value, write),
+        }
     }
 
     /// Upserts of which nobody has said whether they were done.

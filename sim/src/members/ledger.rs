@@ -83,8 +83,9 @@ pub(crate) struct Ledger {
     keys: BTreeMap<usize, History>,
     last_value: u64,
     pub(crate) copies: Copies,
-    /// The keys of the parts of a key's objects, all of them named by the high halves of fingerprints.
-    parts: BTreeMap<u64, Vec<u64>>,
+    /// The keys of the parts of a key's objects, all of them named by the high halves of fingerprints, and how long each of these
+    /// objects is, which tells what it is.
+    parts: BTreeMap<u64, Vec<(u64, u64)>>,
     /// Nodes that are to have nothing, in the end.
     pub(crate) emptied: BTreeSet<u64>,
     pub(crate) failures: Vec<String>,
@@ -133,7 +134,7 @@ impl Ledger {
     /// An object of a key may have this part.
     pub(crate) fn on_part(&mut self, told: &Told) {
         let parts = self.parts.entry(told.number("key_high")).or_default();
-        parts.push(told.number("part_high"));
+        parts.push((told.number("len_bytes"), told.number("part_high")));
     }
 
     pub(crate) fn fail(&mut self, now: Time, text: &str) {
@@ -310,11 +311,16 @@ impl Ledger {
         }
     }
 
-    /// Whether any part is not where it was of any object that this key has had: an earlier one may be back, and who was cut off,
-    /// or has given up, may have replaced it.
+    /// Whether any part is not where it was of any object that may be under this key: an earlier one may be back, and who was cut
+    /// off, or has given up, may have replaced it.
     fn is_part_gone(&self, now: Time, key: usize) -> bool {
-        let mut parts = self.parts.get(&fingerprint_high(key)).into_iter().flatten();
-        parts.any(|part| self.copies.has_ended(*part, now, |_| true))
+        let lengths: BTreeSet<u64> = self.keys.get(&key).map_or_else(BTreeSet::new, |history| {
+            let living = history.living().map(|value| len_of(value) as u64);
+            living.collect()
+        });
+        let parts = self.parts.get(&fingerprint_high(key)).into_iter().flatten();
+        let mut parts = parts.filter(|(len_bytes, _)| lengths.contains(len_bytes));
+        parts.any(|(_, part)| self.copies.has_ended(*part, now, |_| true))
     }
 
     /// A listing that began then has not named the key. It may be on its way from one member to another, and be named by none.

@@ -71,8 +71,10 @@ pub(crate) struct Load {
     pub(crate) log: Log,
     /// When it stops.
     pub(crate) until: Time,
-    /// From when on nothing may fail.
+    /// From when on nothing may fail any more.
     pub(crate) calm_from: Time,
+    /// When something goes wrong, and until when that has consequences.
+    pub(crate) unrest: Rc<[(Time, Time)]>,
     pub(crate) timeout: Duration,
     /// Of everything that is put.
     pub(crate) namespace: NamespaceKind,
@@ -402,8 +404,8 @@ impl Load {
 
     fn on_failure(&self, begun: Time, what: &str, why: &StoreErrorKind) {
         self.on_error(what, why);
-        if begun >= self.calm_from {
-            let text = format!("{what} failed although all faults were over: {why}");
+        if self.is_calm(begun) {
+            let text = format!("{what} failed although all was calm: {why}");
             self.ledger.borrow_mut().fail(self.log.now(), &text);
         }
     }
@@ -414,6 +416,13 @@ impl Load {
         let kind = kind.split(|letter: char| !letter.is_alphanumeric()).next();
         let mut ledger = self.ledger.borrow_mut();
         ledger.count_error(kind.unwrap_or_default().to_owned());
+    }
+
+    /// Whether nothing goes wrong since then, and has no consequences any more.
+    fn is_calm(&self, begun: Time) -> bool {
+        let now = self.log.now();
+        let is_on = |(from, until): &(Time, Time)| *from <= now && begun < *until;
+        !self.unrest.iter().any(is_on)
     }
 
     async fn get(&self, client: &ClusterClient, key: usize) {
@@ -505,7 +514,7 @@ impl Load {
                 ledger.hear(&self.log);
                 if is_known {
                     ledger.on_miss(now, key, begun);
-                } else if begun >= self.calm_from {
+                } else if self.is_calm(begun) {
                     ledger.fail(now, &format!("key {key}: unknown although all is calm"));
                 } else {
                     ledger.on_unknown();

@@ -1,5 +1,6 @@
 //! What a seed makes of a cluster of members: its size, its memory, and what befalls it when.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
@@ -99,6 +100,13 @@ impl Plan {
         self.memory_bytes == MEMORY_BYTES && self.quota_bytes.is_none()
     }
 
+    /// When something goes wrong, and until when that has consequences.
+    pub(super) fn unrest(&self) -> Rc<[(Time, Time)]> {
+        let faults = self.faults.iter();
+        let unrest = faults.map(|planned| (planned.from, planned.until + SETTLES));
+        unrest.collect()
+    }
+
     /// What this seed makes.
     pub(super) fn of(seed: u64) -> Self {
         let mut random = SplitMix64::new(seed ^ 0x746f_776e);
@@ -141,6 +149,10 @@ impl Plan {
         let mut of_all = SplitMix64::new(seed ^ 0x616c_6c20);
         if of_all.below(if has_drives { 2 } else { 16 }) == 0 {
             faults.extend(killing_all(&mut of_all, nodes));
+        }
+        let mut of_leaving = SplitMix64::new(seed ^ 0x6c65_6176);
+        if of_leaving.below(16) == 0 {
+            faults.extend(stopping_all(&mut of_leaving, nodes));
         }
         let mut of_quota = SplitMix64::new(seed ^ 0x7175_6f74);
         let has_quota = of_quota.below(3) == 0;
@@ -231,6 +243,24 @@ fn killing_all(random: &mut SplitMix64, nodes: u8) -> Vec<Planned> {
         fault: Fault::Kill(node, how),
     });
     kills.collect()
+}
+
+/// All nodes leave, at one time or one soon after the other, and are started again: for a while there is no member.
+fn stopping_all(random: &mut SplitMix64, nodes: u8) -> Vec<Planned> {
+    let from_ms = FAULTS_FROM_MS + 500 + random.below(2_000);
+    let (spread_ms, lasts_ms) = (
+        [1, 400][random.below(2) as usize],
+        500 + random.below(2_000),
+    );
+    let stops = (0..nodes).map(|node| {
+        let from_ms = from_ms + random.below(spread_ms);
+        Planned {
+            from: at_ms(from_ms),
+            until: at_ms(from_ms + lasts_ms + random.below(500)),
+            fault: Fault::Stop(node),
+        }
+    });
+    stops.collect()
 }
 
 /// Two of which at least one is a node.

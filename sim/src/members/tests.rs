@@ -438,8 +438,16 @@ fn of_an_object_in_parts_one_of_its_own_may_be_gone() {
         tell_of(&mut ledger, 15, high, "kept");
         tell_of(&mut ledger, 16, high, "recorded");
     }
-    let part = [("key_high", fingerprint_high(STRIPED)), ("part_high", OWN)];
-    ledger.on_part(&Told::of(lunette_kvstore::PARTS, &part, ""));
+    let old = ledger.begin_write(at(10), STRIPED, WriteKind::Put);
+    ledger.end_write(at(11), (STRIPED, old), End::Undone, None);
+    for (part_high, of) in [(OWN, value), (OTHER, old)] {
+        let part = [
+            ("key_high", fingerprint_high(STRIPED)),
+            ("len_bytes", len_of(of) as u64),
+            ("part_high", part_high),
+        ];
+        ledger.on_part(&Told::of(lunette_kvstore::PARTS, &part, ""));
+    }
     ledger.end_write(at(20), (STRIPED, value), End::Done, Some(version(5)));
     ledger.on_miss(at(30), STRIPED, at(25));
     assert_eq!(ledger.failures.len(), 1, "all of it is there");

@@ -191,6 +191,7 @@ impl Town {
             log: self.world.log(),
             until: LOAD_UNTIL,
             calm_from: CALM_FROM,
+            unrest: self.plan.unrest(),
             timeout: TIMEOUT,
             namespace: self.plan.namespace,
             is_roomy: self.plan.is_roomy(),

@@ -13,7 +13,7 @@ use lunette_runtime_core::time::Time;
 use crate::cluster_client::ClusterClient;
 
 /// The target of the trace events that tell of each part of an object, before its manifest is put: `key_high` is of the
-/// object's key, and `part_high` of the part's.
+/// object's key, `len_bytes` its length, and `part_high` of the part's key.
 pub const PARTS: &str = "lunette_kvstore::parts";
 
 /// The parts of a write, which are removed with it unless they are kept.
@@ -83,6 +83,7 @@ impl Parts {
             tracing::trace!(
                 target: PARTS,
                 key_high = object.fingerprint().high(),
+                len_bytes = self.manifest.len_bytes(),
                 part_high = self.key_of(place).key().fingerprint().high(),
             );
         }

@@ -83,7 +83,7 @@ impl Load {
         let mut ledger = self.ledger.borrow_mut();
         ledger.hear(&self.log);
         match told {
-            Ok(Told::Absent) if begun >= self.calm_from => ledger.on_miss(now, key, begun),
+            Ok(Told::Absent) if self.is_calm(begun) => ledger.on_miss(now, key, begun),
             Ok(Told::Absent) => {}
             Ok(Told::Present) => ledger.on_shown(now, key, begun, None),
             Ok(Told::Long(len_bytes)) => ledger.on_shown(now, key, begun, Some(len_bytes)),
