@@ -26,9 +26,9 @@ use lunette_kvstore::{
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
     Answer, Ask, AskMessage, AskerId, CommitMessage, Content, FillMessage, GatherMessage,
-    GetMessage, HoldWish, ListMessage, MemberMessage, NearWish, PeekMessage, QuotaMessage,
-    ReadMessage, ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage, ScatterHead,
-    ScatterMessage, ScatterWrite, SeatMessage, WriteMessage,
+    GetMessage, HoldWish, ListMessage, MemberMessage, NearWish, PeekMessage, QuotaChange,
+    QuotaMessage, ReadMessage, ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage,
+    ScatterHead, ScatterMessage, ScatterWrite, SeatMessage, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
@@ -594,7 +594,11 @@ fn peeking(
     } else if number % 8 == 7 {
         let tenant = Tenant::named(["a", "default"][usize::from(number % 16 / 8)]);
         let quota_bytes = (number > 99).then_some(u64::from(number) << 8);
-        let change = (number > 49).then_some((tenant.expect("a name"), quota_bytes));
+        let change = (number > 49).then(|| QuotaChange {
+            tenant: tenant.expect("a name"),
+            quota_bytes,
+            wait_ms: number.into(),
+        });
         QuotaMessage { to, change }.encode(newest, body);
         Op::Quota
     } else {

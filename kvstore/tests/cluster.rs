@@ -133,6 +133,10 @@ mod pushed;
 #[path = "cluster/quotas.rs"]
 mod quotas;
 
+#[cfg(test)]
+#[path = "cluster/quotas_in_doubt.rs"]
+mod quotas_in_doubt;
+
 #[path = "cluster/repairs.rs"]
 mod repairs;
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::asker::PAUSE;
-use lunette_kvstore_proto::message::directory::{QuotaMessage, QuotaReply, QuotaUse};
+use lunette_kvstore_proto::message::directory::{QuotaChange, QuotaMessage, QuotaReply, QuotaUse};
 use lunette_kvstore_proto::message::{Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::tenant::Tenant;
@@ -31,6 +31,12 @@ pub struct TenantQuota {
     pub lent_bytes: u64,
 }
 
+/// How long there is until then.
+fn wait_ms(until: Time) -> u32 {
+    let wait = until.since(time::now());
+    u32::try_from(wait.as_millis()).unwrap_or(u32::MAX)
+}
+
 /// What came of asking a member to set a quota.
 enum Asked {
     Set,
@@ -49,7 +55,8 @@ impl ClusterClient {
     /// # Errors
     /// `OfAllTenants`: this client is of a tenant other than the default one. `Refused(TooManyQuotas)`:
     /// [`QUOTAS_MAX`](lunette_kvstore_proto::credit::QUOTAS_MAX) others have one. `TimedOut`: no member could be asked. `Interrupted`: it
-    /// may be set, or not; set again it is no other.
+    /// may be set, or not; set again it is no other. Members do not try for longer than this client waits, and change nothing
+    /// that was set after that.
     pub async fn set_quota(
         &self,
         tenant: &Tenant,
@@ -57,11 +64,15 @@ impl ClusterClient {
     ) -> Result<(), StoreError> {
         self.check_of_all()?;
         let until = time::now() + self.timeout;
-        let change = (tenant.clone(), quota_bytes.map(NonZeroU64::get));
         let (mut turn, mut is_in_doubt) = (entropy(), false);
         while time::now() < until {
             if let Some((to, address)) = any_seat(&self.asking.map(), turn) {
-                let change = Some(change.clone());
+                let change = QuotaChange {
+                    tenant: tenant.clone(),
+                    quota_bytes: quota_bytes.map(NonZeroU64::get),
+                    wait_ms: wait_ms(until),
+                };
+                let change = Some(change);
                 let asked = self.ask_to_set(QuotaMessage { to, change }, until).await;
                 match asked.map_err(|kind| StoreError::at(address, kind))? {
                     Asked::Set => return Ok(()),

@@ -20,6 +20,7 @@ use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::Generation;
 use lunette_runtime::{JoinError, Scope, Sender, entropy, time};
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::time::Time;
 
 use super::departing::{Departure, Parking, finish};
 use super::{ClusterOptions, Mail, QuotaList};
@@ -47,10 +48,11 @@ pub(crate) enum Steer {
     Clear(oneshot::Sender<(Epoch, Generation)>),
     /// Another map than that of this epoch: what a drive keeps for it and does not forget is to count no more.
     Renew(Epoch),
-    /// Another quota of a tenant, in bytes, or none. Answered when the coordinator has it.
+    /// Another quota of a tenant, in bytes, or none. Answered when the coordinator has it; not made later than that.
     Quota {
         tenant: Tenant,
         quota_bytes: Option<u64>,
+        until: Time,
         answer: oneshot::Sender<Result<(), QuotaRefusal>>,
     },
 }
@@ -186,9 +188,11 @@ pub(crate) async fn steer(
             Next::Steer(Steer::Quota {
                 tenant,
                 quota_bytes,
+                until,
                 answer,
             }) => {
-                let set = set_quota(Rc::clone(&membership), (tenant, quota_bytes), answer);
+                let change = (tenant, quota_bytes, until);
+                let set = set_quota(Rc::clone(&membership), change, answer);
                 begin(&setting, set);
             }
             Next::Steer(Steer::Leave(answer)) => {
@@ -218,10 +222,12 @@ fn begin(setting: &Scope, set: impl Future<Output = ()> + 'static) {
 
 async fn set_quota(
     membership: Rc<Membership>,
-    (tenant, quota_bytes): (Tenant, Option<u64>),
+    (tenant, quota_bytes, until): (Tenant, Option<u64>, Time),
     answer: oneshot::Sender<Result<(), QuotaRefusal>>,
 ) {
-    let set = membership.set_quota(tenant.name(), quota_bytes).await;
+    let set = membership
+        .set_quota(tenant.name(), quota_bytes, until)
+        .await;
     if answer.send(set).is_err() {
         tracing::debug!("whoever set a quota is gone");
     }

@@ -1,8 +1,6 @@
 //! Quotas of tenants: nobody has more memory of the cluster than theirs, and what they put finds room all the same.
 
-use std::cell::Cell;
 use std::num::NonZeroU64;
-use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_kvstore::{
@@ -12,12 +10,10 @@ use lunette_kvstore_proto::credit::QUOTAS_MAX;
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::retention::Pin;
 use lunette_kvstore_proto::tenant::Tenant;
-use lunette_runtime::sim::{Kill, World, WorldOptions};
-use lunette_runtime::{CoreOptions, time};
+use lunette_runtime::time;
 
 use super::on_each_driver::run;
 use super::scene::{Scene, eventually, key, pattern, room};
-use super::town::{CLIENTS, COORDINATOR, MEMBER, connected, coordinate, member};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
@@ -28,47 +24,6 @@ const COUNT: usize = 400;
 
 fn named(name: &str) -> Tenant {
     Tenant::named(name).expect("a name")
-}
-
-/// Without a coordinator nobody sets it, and nobody knows that.
-#[test]
-fn whether_a_quota_was_set_may_be_in_doubt() {
-    run(WORLDS, || async {
-        let mut scene = Scene::of(1, 8 * MIB).await;
-        scene.set_client_timeout(Duration::from_millis(500));
-        let client = scene.client().await;
-        scene.end_coordinator();
-        let quota = NonZeroU64::new(QUOTA);
-        let refused = client.set_quota(&named("a"), quota).await;
-        let refused = refused.expect_err("nobody sets it");
-        assert_eq!(refused.kind, StoreErrorKind::Interrupted);
-    });
-}
-
-#[test]
-fn where_no_member_was_asked_no_quota_was_set() {
-    let mut world = World::new(1, WorldOptions::default());
-    let coordinator = world.start(COORDINATOR.ip(), 1, CoreOptions::default());
-    let _serves = world.spawn(coordinator, 0, coordinate);
-    let lives = world.start(MEMBER.ip(), 1, CoreOptions::default());
-    let _lives = world.spawn(lives, 0, member);
-    let clients = world.start(CLIENTS, 1, CoreOptions::default());
-    let is_known = Rc::new(Cell::new(false));
-    let knows = Rc::clone(&is_known);
-    let asked = world.spawn(clients, 0, move || async move {
-        let client = connected().await;
-        knows.set(true);
-        // Its connections are closed by then.
-        time::sleep(Duration::from_secs(1)).await;
-        let refused = client.set_quota(&named("a"), NonZeroU64::new(QUOTA)).await;
-        let refused = refused.expect_err("nobody is asked");
-        assert_eq!(refused.kind, StoreErrorKind::TimedOut);
-    });
-    let end = world.now() + Duration::from_secs(60);
-    assert!(world.run_until(end, || is_known.get()), "it connects");
-    world.kill(lives, Kill::Crash);
-    let end = world.now() + Duration::from_secs(60);
-    assert!(world.run_until(end, || asked.is_there()), "it ends");
 }
 
 async fn set(client: &ClusterClient, name: &str, bytes: Option<u64>) {

@@ -84,8 +84,8 @@ pub(crate) struct Load {
     pub(crate) has_drives: bool,
     /// How many copies writes ask for at most.
     pub(crate) copies_max: u8,
-    /// How much memory the tenant may have that is not the default one.
-    pub(crate) quota_bytes: Option<u64>,
+    /// How much memory the tenant may have that is not the default one, from when on.
+    pub(crate) quotas: Rc<[(Time, Option<u64>)]>,
     /// The adapters of its world, and which client it is.
     pub(crate) adapters: Option<(Rc<Adapters>, u8)>,
 }
@@ -338,15 +338,20 @@ impl Load {
         self.ledger.borrow_mut().count("retired");
     }
 
-    /// Sets the quota, if there is to be one.
-    pub(crate) async fn set_quota(self) {
-        let Some(quota_bytes) = self.quota_bytes.and_then(NonZeroU64::new) else {
+    /// Sets one quota after the other.
+    pub(crate) async fn set_quotas(self) {
+        if self.quotas.is_empty() {
             return;
-        };
+        }
         let client = self.connect().await;
         let tenant = tenant_of(KEYS - 1);
-        while let Err(error) = client.set_quota(&tenant, Some(quota_bytes)).await {
-            self.on_error("set a quota", &error.kind);
+        for (at, quota_bytes) in self.quotas.iter() {
+            time::sleep(at.since(time::now())).await;
+            let quota_bytes = quota_bytes.and_then(NonZeroU64::new);
+            while let Err(error) = client.set_quota(&tenant, quota_bytes).await {
+                self.on_error("set a quota", &error.kind);
+            }
+            self.log.note(&format!("the quota is {quota_bytes:?}"));
         }
     }
 
@@ -354,16 +359,16 @@ impl Load {
     async fn check_quota(&self, client: &ClusterClient) {
         let tenant = tenant_of(KEYS - 1);
         let quotas = client.quotas().await.map_err(|error| error.kind);
+        let meant = self.quotas.last().and_then(|(_, quota_bytes)| *quota_bytes);
         let is_kept = quotas.as_ref().is_ok_and(|quotas| match &quotas[..] {
             [of] => {
-                let is_meant =
-                    of.tenant == tenant.name() && Some(of.quota_bytes) == self.quota_bytes;
+                let is_meant = of.tenant == tenant.name() && Some(of.quota_bytes) == meant;
                 is_meant && of.used_bytes.max(of.lent_bytes) <= of.quota_bytes
             }
-            quotas => quotas.is_empty() && self.quota_bytes.is_none(),
+            quotas => quotas.is_empty() && meant.is_none(),
         });
         if !is_kept {
-            let text = format!("of {:?} there are {quotas:?}", self.quota_bytes);
+            let text = format!("of {meant:?} there are {quotas:?}");
             self.ledger.borrow_mut().fail(self.log.now(), &text);
         }
     }
@@ -390,7 +395,7 @@ impl Load {
     fn may_lack_room(&self, begun: Time, key: usize, why: &StoreErrorKind) -> bool {
         let is_full = *why == StoreErrorKind::Refused(Status::Full);
         // Of what a tenant may have a core has room for a few parts, until it is lent more.
-        let is_bounded = self.quota_bytes.is_some() && tenant_of(key) == tenant_of(KEYS - 1);
+        let is_bounded = !self.quotas.is_empty() && tenant_of(key) == tenant_of(KEYS - 1);
         let is_late = begun >= self.until && !is_bounded;
         is_full && is_striped(key) && !self.is_roomy && !is_late
     }

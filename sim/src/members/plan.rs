@@ -85,8 +85,8 @@ pub(super) struct Plan {
     /// Most copies that a write asks for.
     pub(super) copies_max: u8,
     pub(super) losses_per_mille: u32,
-    /// How much memory one of the tenants may have, if that is bounded.
-    pub(super) quota_bytes: Option<u64>,
+    /// How much memory one of the tenants may have, from when on, if that is bounded at any time.
+    pub(super) quotas: Rc<[(Time, Option<u64>)]>,
     /// When an operator removes everything, if one does.
     pub(super) clear_at: Option<Time>,
     /// When an operator has a node emptied, and which, if one does.
@@ -96,8 +96,8 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Whether each node has room for everything, whosever it is.
-    pub(super) const fn is_roomy(&self) -> bool {
-        self.memory_bytes == MEMORY_BYTES && self.quota_bytes.is_none()
+    pub(super) fn is_roomy(&self) -> bool {
+        self.memory_bytes == MEMORY_BYTES && self.quotas.is_empty()
     }
 
     /// When something goes wrong, and until when that has consequences.
@@ -156,7 +156,11 @@ impl Plan {
         }
         let mut of_quota = SplitMix64::new(seed ^ 0x7175_6f74);
         let has_quota = of_quota.below(3) == 0;
-        let quota_bytes = u64::from(QUOTA_BYTES_MIN + of_quota.below(QUOTA_BYTES_MIN));
+        let quotas = if has_quota {
+            quotas(&mut of_quota)
+        } else {
+            Vec::new()
+        };
         let mut of_retiring = SplitMix64::new(seed ^ 0x7265_7469);
         let retires = of_retiring.below(4) == 0;
         let retire = (
@@ -171,7 +175,7 @@ impl Plan {
             } else {
                 NamespaceKind::Strict
             },
-            quota_bytes: has_quota.then_some(quota_bytes),
+            quotas: quotas.into(),
             has_drives,
             cores: 1 + usize::from(small(&mut random, 2)),
             memory_bytes: if is_tight { 10 << 10 } else { MEMORY_BYTES },
@@ -243,6 +247,22 @@ fn killing_all(random: &mut SplitMix64, nodes: u8) -> Vec<Planned> {
         fault: Fault::Kill(node, how),
     });
     kills.collect()
+}
+
+/// One from the beginning, and in half of the worlds others later, or none any more.
+fn quotas(random: &mut SplitMix64) -> Vec<(Time, Option<u64>)> {
+    let quota = |random: &mut SplitMix64| {
+        let more = random.below(QUOTA_BYTES_MIN);
+        Some(u64::from(QUOTA_BYTES_MIN + more))
+    };
+    let mut quotas = vec![(LOAD_FROM, quota(random))];
+    for _ in 0..random.below(2) * (1 + random.below(4)) {
+        let at = at_ms(FAULTS_FROM_MS + random.below(FAULTS_UNTIL_MS - FAULTS_FROM_MS));
+        let is_none = random.below(4) == 0;
+        quotas.push((at, quota(random).filter(|_| !is_none)));
+    }
+    quotas.sort_by_key(|(at, _)| *at);
+    quotas
 }
 
 /// All nodes leave, at one time or one soon after the other, and are started again: for a while there is no member.

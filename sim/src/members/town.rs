@@ -197,7 +197,7 @@ impl Town {
             is_roomy: self.plan.is_roomy(),
             has_drives: self.plan.has_drives,
             copies_max: self.plan.copies_max,
-            quota_bytes: self.plan.quota_bytes,
+            quotas: Rc::clone(&self.plan.quotas),
             adapters: None,
         }
     }
@@ -290,7 +290,7 @@ impl Town {
         let looks = || load.look_late(is_late);
         self.late = Some(self.world.spawn(self.clients[0], 0, looks));
         let load = self.load();
-        let _sets = self.world.spawn(self.clients[0], 0, || load.set_quota());
+        let _sets = self.world.spawn(self.clients[0], 0, || load.set_quotas());
         let (load, random) = (self.load(), self.world.draw());
         let _works = self.world.spawn(self.nodes[0], 0, || load.run(random));
     }

@@ -31,8 +31,9 @@ enum Event {
 /// Who waits until a quota is set.
 #[derive(Default)]
 struct QuotaWaiter {
-    is_set: Cell<bool>,
-    /// Raised when it is, or never will be.
+    /// What came of it.
+    set: Cell<Option<Result<(), QuotaRefusal>>>,
+    /// Raised when that is known, or never will be.
     over: Signal,
 }
 
@@ -107,26 +108,31 @@ impl Membership {
     }
 
     /// Sets the quota of a tenant, in bytes, or removes it. Ends when the coordinator has done it, and
-    /// [`quotas`](Self::quotas) has it then; other nodes are told within moments. It goes on for as
-    /// long as that takes, also while no coordinator can be reached. If two set the same one at once,
-    /// one of both stays.
+    /// [`quotas`](Self::quotas) has it then; other nodes are told within moments. It goes on until then,
+    /// also while no coordinator can be reached, but no longer than `until`. If two set the same one at
+    /// once, one of both stays.
     ///
     /// Dropping the future takes nothing back: the change is made all the same, unless this node
-    /// leaves before.
+    /// leaves before, or the time is over.
     ///
     /// # Errors
-    /// [`QuotaRefusal`]. After [`QuotaRefusal::Left`] it may have been made, if it was waited for.
-    pub async fn set_quota(&self, name: &str, bytes: Option<u64>) -> Result<(), QuotaRefusal> {
+    /// [`QuotaRefusal`]. After [`QuotaRefusal::Left`] and [`QuotaRefusal::Late`] it may have been made, if it was waited for.
+    pub async fn set_quota(
+        &self,
+        name: &str,
+        bytes: Option<u64>,
+        until: Time,
+    ) -> Result<(), QuotaRefusal> {
         let ticket = {
             let mut member = self.state.member.borrow_mut();
-            member.set_quota(time::now(), name, bytes)?
+            member.set_quota(time::now(), name, bytes, until)?
         };
         let waiter = Rc::new(QuotaWaiter::default());
         let waits = Rc::clone(&waiter);
         self.state.quota_waiters.borrow_mut().insert(ticket, waits);
         self.state.wake.raise();
         waiter.over.raised().await;
-        waiter.is_set.get().then_some(()).ok_or(QuotaRefusal::Left)
+        waiter.set.get().unwrap_or(Err(QuotaRefusal::Left))
     }
 
     /// Whose cluster it is, once that is known. Peers tell each other, and refuse another's.
@@ -266,10 +272,10 @@ impl State {
         }
     }
 
-    fn on_quota_set(&self, ticket: QuotaTicket) {
+    fn on_quota_set(&self, ticket: QuotaTicket, set: Result<(), QuotaRefusal>) {
         let waiter = self.quota_waiters.borrow_mut().remove(&ticket);
         if let Some(waiter) = waiter {
-            waiter.is_set.set(true);
+            waiter.set.set(Some(set));
             waiter.over.raise();
         }
     }
@@ -329,7 +335,8 @@ async fn run(state: Rc<State>) {
                     );
                 }
                 Action::MapChanged | Action::QuotasChanged => state.tell(),
-                Action::QuotaSet(ticket) => state.on_quota_set(ticket),
+                Action::QuotaSet(ticket) => state.on_quota_set(ticket, Ok(())),
+                Action::QuotaGivenUp(ticket) => state.on_quota_set(ticket, Err(QuotaRefusal::Late)),
                 Action::QuotaIgnored { name, fault } => {
                     tracing::warn!(name, %fault, "a quota that makes no sense is ignored");
                 }

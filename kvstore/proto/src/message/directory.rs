@@ -69,7 +69,7 @@ pub use page::{Away, CopyPage, CopyPlace, PAGE_COPIES_MAX};
 pub use peek::{PEEKS_MAX, Peek, PeekMessage, PeekReply};
 pub use peer::{PAGE_TOMBSTONES_MAX, ToPeer, TombstonePage};
 pub use pulled::PullWish;
-pub use quota::{QuotaMessage, QuotaReply, QuotaUse};
+pub use quota::{QuotaChange, QuotaMessage, QuotaReply, QuotaUse};
 pub use reserved::{
     CommitMessage, FillMessage, KEEP_MS_MAX, ReservationId, ReserveMessage, ReserveReply,
     RevokeMessage,

@@ -1,9 +1,12 @@
 //! Quotas of tenants, for a client that asks.
 
+use std::time::Duration;
+
 use futures_channel::oneshot;
 use lunette_cluster::proto::member::QuotaRefusal;
 use lunette_kvstore_proto::message::directory::{QuotaMessage, QuotaReply};
 use lunette_kvstore_proto::message::{FormatVersion, Status};
+use lunette_runtime::time;
 use lunette_transfer::{Intake, Later, Response};
 
 use super::{MemberService, Pending, version_of};
@@ -25,13 +28,15 @@ impl MemberService {
             epoch: self.core.map().epoch(),
             quotas: self.core.quota_uses(),
         };
-        let Some((tenant, quota_bytes)) = message.change else {
+        let Some(change) = message.change else {
             return Ok(Intake::Answer(answer(version, &reply)));
         };
         let (told, made) = oneshot::channel();
+        let wait = Duration::from_millis(change.wait_ms.into());
         let asked = Steer::Quota {
-            tenant,
-            quota_bytes,
+            tenant: change.tenant,
+            quota_bytes: change.quota_bytes,
+            until: time::now() + wait,
             answer: told,
         };
         let asked = self.steering.clone().try_send(asked);
@@ -64,6 +69,6 @@ const fn status_of(refused: QuotaRefusal) -> Status {
         QuotaRefusal::BadName | QuotaRefusal::NoBytes => Status::BadRequest,
         QuotaRefusal::TooMany => Status::TooManyQuotas,
         QuotaRefusal::Busy => Status::Busy,
-        QuotaRefusal::Left => Status::Unavailable,
+        QuotaRefusal::Left | QuotaRefusal::Late => Status::Unavailable,
     }
 }

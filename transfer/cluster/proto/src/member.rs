@@ -115,6 +115,8 @@ pub enum Action {
     QuotasChanged,
     /// The coordinator has made this change of a quota.
     QuotaSet(QuotaTicket),
+    /// This change of a quota is not tried any more. It may have been made.
+    QuotaGivenUp(QuotaTicket),
     /// What lies there as this tenant's quota is none, and it counts as having none. Whoever keeps a
     /// log should say so: it is told once for each time that it was written.
     QuotaIgnored {
@@ -147,6 +149,9 @@ pub enum QuotaRefusal {
     /// It is a member no more, or leaves, or never was one. Ask another node.
     #[error("this node is not a member any more")]
     Left,
+    /// No coordinator has said in time that it was made. It may have been, before another has set the same quota.
+    #[error("it is not known whether the quota was changed in time")]
+    Late,
 }
 
 impl QuotaRefusal {

@@ -14,6 +14,7 @@ use lunette_cluster::proto::quota::{QUOTAS_MAX, Quotas};
 use lunette_cluster::{Hosted, Membership, serve};
 use lunette_runtime::net::TcpListener;
 use lunette_runtime::{CoreOptions, Signal, block_on, spawn_local, time};
+use lunette_runtime_core::time::Time;
 
 use super::etcd::Etcd;
 use super::members::{PATIENCE, agreed, client, member_at, options, within};
@@ -72,18 +73,21 @@ async fn quotas_are_set_and_told(coordinator: SocketAddr, prefix: &str) {
         (&other, "team/\u{fc}", u64::MAX),
         (&one, "team/\u{fc}", 5),
     ] {
-        assert_eq!(by.set_quota(name, Some(bytes)).await, Ok(()));
+        assert_eq!(by.set_quota(name, Some(bytes), Time::MAX).await, Ok(()));
         assert_eq!(by.quotas().get(name), Some(bytes));
     }
     let both = named([("default", 1 << 30), ("team/\u{fc}", 5)]);
     for member in [&one, &other] {
         assert_eq!(quotas(member, |quotas| *quotas == both).await, both);
     }
-    assert_eq!(other.set_quota("default", None).await, Ok(()));
+    assert_eq!(other.set_quota("default", None, Time::MAX).await, Ok(()));
     quotas(&one, |quotas| quotas.get("default").is_none()).await;
-    assert_eq!(one.set_quota("", None).await, Err(QuotaRefusal::BadName));
     assert_eq!(
-        one.set_quota("a", Some(0)).await,
+        one.set_quota("", None, Time::MAX).await,
+        Err(QuotaRefusal::BadName)
+    );
+    assert_eq!(
+        one.set_quota("a", Some(0), Time::MAX).await,
         Err(QuotaRefusal::NoBytes)
     );
 
@@ -100,7 +104,11 @@ async fn quotas_are_set_and_told(coordinator: SocketAddr, prefix: &str) {
         assert!(member.is_serving());
     }
     let late = start(coordinator, prefix, 3);
-    assert_eq!(late.set_quota("a", Some(3)).await, Ok(()), "it joins first");
+    assert_eq!(
+        late.set_quota("a", Some(3), Time::MAX).await,
+        Ok(()),
+        "it joins first"
+    );
     assert_eq!(late.quotas(), named([("a", 3)]));
     // It came; nothing else was a change of the map.
     let after = agreed(&[one, other, late], |map| map.members().len() == 3).await;
@@ -112,20 +120,22 @@ async fn quotas_are_bounded(coordinator: SocketAddr, prefix: &str) {
     let [one, other] = two(coordinator, prefix).await;
     let started = time::now();
     for number in 0..QUOTAS_MAX {
-        let set = one.set_quota(&format!("t{number:02}"), Some(1)).await;
+        let set = one
+            .set_quota(&format!("t{number:02}"), Some(1), Time::MAX)
+            .await;
         assert_eq!(set, Ok(()));
     }
     // None waits until the member has something else to do, a third of its lease later.
     assert!(time::now().since(started) < Duration::from_secs(20));
-    let more = one.set_quota("z", Some(1)).await;
+    let more = one.set_quota("z", Some(1), Time::MAX).await;
     assert_eq!(more, Err(QuotaRefusal::TooMany));
-    assert_eq!(one.set_quota("t30", Some(2)).await, Ok(()));
+    assert_eq!(one.set_quota("t30", Some(2), Time::MAX).await, Ok(()));
     quotas(&other, |quotas| quotas.get("t30") == Some(2)).await;
-    let more = other.set_quota("z", Some(1)).await;
+    let more = other.set_quota("z", Some(1), Time::MAX).await;
     assert_eq!(more, Err(QuotaRefusal::TooMany));
     let mut last = 0;
     for bytes in 1..=QUOTA_CHANGES_MAX as u64 + 3 {
-        let set = pin!(one.set_quota("t00", Some(bytes)));
+        let set = pin!(one.set_quota("t00", Some(bytes), Time::MAX));
         // It is asked for, and dropped before it is answered.
         let mut context = Context::from_waker(Waker::noop());
         match set.poll(&mut context) {
@@ -142,7 +152,10 @@ async fn quotas_are_bounded(coordinator: SocketAddr, prefix: &str) {
 async fn who_leaves_sets_nothing(coordinator: SocketAddr, prefix: &str) {
     let [one, _other] = two(coordinator, prefix).await;
     within(one.leave()).await;
-    assert_eq!(one.set_quota("a", Some(1)).await, Err(QuotaRefusal::Left));
+    assert_eq!(
+        one.set_quota("a", Some(1), Time::MAX).await,
+        Err(QuotaRefusal::Left)
+    );
     // One that is refused has waited until then.
     let stranger = MemberOptions {
         cluster: "other".into(),
@@ -150,7 +163,7 @@ async fn who_leaves_sets_nothing(coordinator: SocketAddr, prefix: &str) {
         ..options(9)
     };
     let stranger = member_at(coordinator, stranger);
-    let set = within(stranger.set_quota("a", Some(1))).await;
+    let set = within(stranger.set_quota("a", Some(1), Time::MAX)).await;
     assert_eq!(set, Err(QuotaRefusal::Left));
 }
 
@@ -205,14 +218,17 @@ fn quotas_outlive_the_embedded_coordinator() {
             serve(listener, hosted, None, stopped.raised()).await;
         });
         let [one, _other] = two(address, "restart").await;
-        assert_eq!(one.set_quota("a", Some(7)).await, Ok(()));
-        assert_eq!(one.set_quota("b", Some(8)).await, Ok(()));
-        assert_eq!(one.set_quota("a", None).await, Ok(()));
+        assert_eq!(one.set_quota("a", Some(7), Time::MAX).await, Ok(()));
+        assert_eq!(one.set_quota("b", Some(8), Time::MAX).await, Ok(()));
+        assert_eq!(one.set_quota("a", None, Time::MAX).await, Ok(()));
         stop.raise();
         serving.await.expect("it ends");
+        let wait = Duration::from_millis(300);
+        let late = one.set_quota("d", Some(1), time::now() + wait);
+        assert_eq!(within(late).await, Err(QuotaRefusal::Late));
         // It is asked for while nobody answers.
-        let waits = one.set_quota("c", Some(9));
-        let early = time::timeout(Duration::from_millis(300), waits).await;
+        let waits = one.set_quota("c", Some(9), Time::MAX);
+        let early = time::timeout(wait, waits).await;
         assert!(early.is_err(), "{early:?}");
         assert_eq!(one.quotas(), named([("b", 8)]));
         let listener = TcpListener::bind(address).expect("the port is free again");

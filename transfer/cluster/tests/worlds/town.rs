@@ -52,6 +52,8 @@ struct QuotaSet {
     name: &'static str,
     bytes: u64,
     asked: Time,
+    /// From when on the node does not try any more.
+    until: Time,
     /// When the node said that it is set, if it was waited for.
     done: Option<Time>,
 }
@@ -354,9 +356,9 @@ impl Town {
                 let set = sets.iter().find(|set| set.bytes == bytes);
                 set.expect("somebody has set it")
             });
-            let until = set.map_or(Some(Time::ZERO), |set| set.done);
+            let until = set.map_or(Time::ZERO, |set| set.done.unwrap_or(set.until));
             let mut later = done().filter(|later| later.name == name);
-            let is_newest = until.is_none_or(|until| later.all(|later| later.asked <= until));
+            let is_newest = later.all(|later| later.asked <= until);
             assert!(is_newest, "seed {seed}: {name}, {set:?} of {sets:?}");
         }
         done().count()
@@ -417,13 +419,15 @@ async fn set_quotas(membership: Rc<Membership>, record: Rc<RefCell<Record>>, mut
         let name = TENANTS[draw.below(3) as usize];
         let index = record.borrow().quota_sets.len();
         let bytes = index as u64 + 1;
+        let until = time::now() + Duration::from_millis(draw.below(9000).into());
         record.borrow_mut().quota_sets.push(QuotaSet {
             name,
             bytes,
             asked: time::now(),
+            until,
             done: None,
         });
-        let set = membership.set_quota(name, Some(bytes));
+        let set = membership.set_quota(name, Some(bytes), until);
         let patience = Duration::from_millis(draw.below(6000).into());
         if time::timeout(patience, set).await == Ok(Ok(())) {
             record.borrow_mut().quota_sets[index].done = Some(time::now());

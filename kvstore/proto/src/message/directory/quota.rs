@@ -22,8 +22,19 @@ use crate::tenant::Tenant;
 pub struct QuotaMessage {
     /// A core: one life of it only.
     pub to: Seat,
-    /// Whose quota is to be another, and how many bytes: `None`, none.
-    pub change: Option<(Tenant, Option<u64>)>,
+    /// What is to be another.
+    pub change: Option<QuotaChange>,
+}
+
+/// A quota that is to be another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaChange {
+    /// Whose.
+    pub tenant: Tenant,
+    /// How many bytes; `None`: it is to have none.
+    pub quota_bytes: Option<u64>,
+    /// How long it is waited for, in milliseconds. It is not made later: others may have set it by then.
+    pub wait_ms: u32,
 }
 
 /// What a core knows of one quota.
@@ -48,6 +59,11 @@ pub struct QuotaReply {
     pub quotas: Vec<QuotaUse>,
 }
 
+fields!(QuotaChange {
+    tenant,
+    quota_bytes,
+    wait_ms
+});
 fields!(QuotaUse {
     tenant,
     quota_bytes,
@@ -122,15 +138,19 @@ mod tests {
                 incarnation: 2,
                 core: CoreIndex(3),
             },
-            change: change.map(|(name, bytes)| (tenant(name), bytes)),
+            change: change.map(|(name, quota_bytes)| QuotaChange {
+                tenant: tenant(name),
+                quota_bytes,
+                wait_ms: 0x0102,
+            }),
         }
     }
 
     #[test]
     fn golden_messages() {
         let seat = [1, 7, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0];
-        let set = [1, 2, 0, b'a', b'b', 1, 9, 0, 0, 0, 0, 0, 0, 0];
-        let unset = [1, 1, 0, b'c', 0];
+        let set = [1, 2, 0, b'a', b'b', 1, 9, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0];
+        let unset = [1, 1, 0, b'c', 0, 2, 1, 0, 0];
         for (change, golden) in [
             (None, &[0][..]),
             (Some(("ab", Some(9))), &set),

@@ -155,7 +155,8 @@ impl Member {
             .filter(|held| is_kept && !self.is_kept_alive(held.id));
         let keep_alive = keep_alive.map(|held| held.keep_alive_at);
         let main = self.is_idle().then_some(self.retry_at);
-        [keep_alive, main].into_iter().flatten().min()
+        let given_up = self.next_late_quota().filter(|_| is_kept);
+        [keep_alive, main, given_up].into_iter().flatten().min()
     }
 
     /// Time has passed. Early and repeated calls change nothing.
@@ -363,7 +364,10 @@ impl Member {
     fn advance(&mut self, now: Time) {
         match self.phase {
             Phase::Left | Phase::Refused => return,
-            Phase::Joining | Phase::Joined => self.keep_alive(now),
+            Phase::Joining | Phase::Joined => {
+                self.give_up_quotas(now);
+                self.keep_alive(now);
+            }
             Phase::Leaving => {}
         }
         if !self.is_idle() || now < self.retry_at {

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use lunette_runtime_core::time::Time;
+
 use super::{QUOTA_CHANGES_MAX, QuotaTicket};
 use crate::coordination::{KeyValue, Revision};
 use crate::quota::{QUOTAS_MAX, QuotaFault, Quotas, decode_quota};
@@ -170,6 +172,8 @@ pub(super) struct QuotaChange {
     pub(super) bytes: Option<u64>,
     /// When its key was last changed, if the coordinator has said so.
     pub(super) modified: Option<Revision>,
+    /// From when on it is not tried any more.
+    until: Time,
 }
 
 impl QuotaChange {
@@ -207,7 +211,7 @@ impl QuotaChanges {
         self.waiting.len() >= QUOTA_CHANGES_MAX
     }
 
-    pub(super) fn push(&mut self, name: &str, bytes: Option<u64>) -> QuotaTicket {
+    pub(super) fn push(&mut self, name: &str, bytes: Option<u64>, until: Time) -> QuotaTicket {
         assert!(!self.is_full(), "who asks for more is refused");
         self.tickets_issued += 1;
         let ticket = QuotaTicket(self.tickets_issued);
@@ -216,8 +220,27 @@ impl QuotaChanges {
             name: name.to_owned(),
             bytes,
             modified: None,
+            until,
         });
         ticket
+    }
+
+    /// Those that were to be made by now, which are forgotten; not what is `asked` for.
+    pub(super) fn take_late(&mut self, now: Time, asked: Option<QuotaTicket>) -> Vec<QuotaTicket> {
+        let mut late = Vec::new();
+        self.waiting.retain(|change| {
+            let is_late = change.until <= now && Some(change.ticket) != asked;
+            late.extend(is_late.then_some(change.ticket));
+            !is_late
+        });
+        late
+    }
+
+    /// Until when the first of them is to be made that is not `asked` for.
+    pub(super) fn next_late(&self, asked: Option<QuotaTicket>) -> Option<Time> {
+        let waiting = self.waiting.iter();
+        let waiting = waiting.filter(|change| Some(change.ticket) != asked);
+        waiting.map(|change| change.until).min()
     }
 
     /// The one to be made next.
@@ -423,9 +446,9 @@ mod tests {
         known.set_early("k00", None, Revision(7));
         let mut changes = QuotaChanges::default();
         assert_eq!(changes.others(&known, "k01"), 2, "k02 and e");
-        changes.push("x", Some(1));
-        changes.push("k02", None);
-        changes.push("y", None);
+        changes.push("x", Some(1), Time::MAX);
+        changes.push("k02", None, Time::MAX);
+        changes.push("y", None, Time::MAX);
         assert_eq!(changes.others(&known, "k01"), 2, "e and x");
         assert_eq!(changes.others(&known, "none"), 3);
     }

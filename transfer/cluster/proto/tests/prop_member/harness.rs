@@ -382,6 +382,7 @@ impl Cluster {
                     node.quotas = node.member.quotas().clone();
                 }
                 Action::QuotaSet(ticket) => self.sets.on_set(self.now, node, ticket),
+                Action::QuotaGivenUp(ticket) => self.sets.on_given_up(self.now, node, ticket),
                 Action::QuotaIgnored { .. } => self.ignored += 1,
                 Action::Refused(refusal) => self.nodes[node].refusal = Some(refusal),
                 Action::Left => {

@@ -1,6 +1,7 @@
 //! What members were asked to set, and which quotas may be there because of it.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use lunette_cluster_proto::coordination::{Ask, KeyRange, Op, OpOutcome, Outcome};
 use lunette_cluster_proto::member::{QuotaRefusal, QuotaTicket};
@@ -20,6 +21,8 @@ struct Set {
     asked: Time,
     /// When it was said to be set.
     done: Option<Time>,
+    /// When it was said that it is not tried any more.
+    given_up: Option<Time>,
 }
 
 /// All that was ever asked.
@@ -36,6 +39,13 @@ impl Sets {
         assert_eq!(set.done.replace(now), None, "it is set once");
     }
 
+    pub(super) fn on_given_up(&mut self, now: Time, node: usize, ticket: QuotaTicket) {
+        let mut all = self.0.iter_mut();
+        let set = all.find(|set| set.by == Some((node, ticket)));
+        let set = set.expect("it was asked for");
+        assert_eq!(set.given_up.replace(now).or(set.done), None, "it ends once");
+    }
+
     /// Whether this may be what is there: it was set, and nothing that was asked for later is.
     fn allow(&self, name: &str, bytes: Option<u64>) -> bool {
         let of_name = || self.0.iter().filter(|set| set.name == name);
@@ -45,7 +55,7 @@ impl Sets {
         };
         let is_untouched = bytes.is_none() && of_name().all(|set| set.done.is_none());
         let mut same = of_name().filter(|set| set.bytes == bytes);
-        is_untouched || same.any(|set| is_newest(set.done))
+        is_untouched || same.any(|set| is_newest(set.done.or(set.given_up)))
     }
 }
 
@@ -56,13 +66,17 @@ impl Cluster {
         let Some((node, living)) = nodes.find(|(_, node)| node.id == id && node.is_alive) else {
             return;
         };
-        match living.member.set_quota(self.now, name, bytes) {
+        // Some do not wait for long.
+        let is_short = self.sets.0.len() % 3 == 2;
+        let wait = Duration::from_secs(if is_short { 2 } else { 600 });
+        match (living.member).set_quota(self.now, name, bytes, self.now + wait) {
             Ok(ticket) => self.sets.0.push(Set {
                 by: Some((node, ticket)),
                 name: name.to_owned(),
                 bytes,
                 asked: self.now,
                 done: None,
+                given_up: None,
             }),
             Err(refusal) => assert_eq!(refusal, QuotaRefusal::Busy),
         }
@@ -77,6 +91,7 @@ impl Cluster {
             bytes: None,
             asked: self.now,
             done: Some(self.now),
+            given_up: None,
         });
     }
 
@@ -109,7 +124,12 @@ impl Cluster {
         for node in self.nodes.iter().filter(|node| node.is_alive) {
             assert_eq!(*node.member.quotas(), quotas, "n{}", node.id);
         }
-        for set in self.sets.0.iter().filter(|set| set.done.is_none()) {
+        for set in self
+            .sets
+            .0
+            .iter()
+            .filter(|set| set.done.or(set.given_up).is_none())
+        {
             let is_alive = set.by.is_some_and(|(node, _)| self.nodes[node].is_alive);
             assert!(!is_alive, "{set:?}");
         }

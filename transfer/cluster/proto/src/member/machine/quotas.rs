@@ -19,8 +19,10 @@ impl Member {
     /// Sets the quota of a tenant, in bytes, or removes it. [`Action::QuotaSet`] follows when the
     /// coordinator has done it, and [`quotas`](Self::quotas) has it then. Changes are made one after
     /// the other, in the order in which they were asked for, and wait until this node has joined.
-    /// One that fails is tried again. A member that leaves, or is refused, makes none any more and
-    /// says nothing of those that wait: the first of them may have been made.
+    /// One that fails is tried again, before `until`. Then it is given up ([`Action::QuotaGivenUp`]): it may
+    /// have been made, and changes nothing that another has set by then. A member that leaves, or is
+    /// refused, makes none any more and says nothing of those that wait: the first of them may have been
+    /// made.
     ///
     /// # Errors
     /// [`QuotaRefusal`]; nothing will be changed then.
@@ -29,6 +31,7 @@ impl Member {
         now: Time,
         name: &str,
         bytes: Option<u64>,
+        until: Time,
     ) -> Result<QuotaTicket, QuotaRefusal> {
         if !matches!(self.phase, Phase::Joining | Phase::Joined) {
             return Err(QuotaRefusal::Left);
@@ -39,6 +42,7 @@ impl Member {
         if bytes == Some(0) {
             return Err(QuotaRefusal::NoBytes);
         }
+        self.give_up_quotas(now);
         if self.quota_changes.is_full() {
             return Err(QuotaRefusal::Busy);
         }
@@ -50,9 +54,29 @@ impl Member {
         if self.quota_changes.is_empty() && self.phase == Phase::Joined {
             self.retry_at = self.retry_at.min(now);
         }
-        let ticket = self.quota_changes.push(name, bytes);
+        let ticket = self.quota_changes.push(name, bytes, until);
         self.advance(now);
         Ok(ticket)
+    }
+
+    /// Tries no more what was to be made by now; what is being tried has an answer first.
+    pub(super) fn give_up_quotas(&mut self, now: Time) {
+        for ticket in self.quota_changes.take_late(now, self.asked_quota()) {
+            self.actions.push_back(Action::QuotaGivenUp(ticket));
+        }
+    }
+
+    /// When the next of them is given up.
+    pub(super) fn next_late_quota(&self) -> Option<Time> {
+        self.quota_changes.next_late(self.asked_quota())
+    }
+
+    fn asked_quota(&self) -> Option<QuotaTicket> {
+        let mut asked = self.pending.values();
+        asked.find_map(|pending| match pending.purpose {
+            Purpose::SetQuota(ticket) => Some(ticket),
+            _ => None,
+        })
     }
 
     /// Asks for the first change that waits, if there is one.
@@ -64,10 +88,17 @@ impl Member {
         let known = self.view.quotas.modified(&change.name);
         // An ask that was given up may still come: it must change nothing that was made after it.
         let expected = Expected::Modified(change.modified.unwrap_or(known));
-        let compare = Compare {
+        let mut compare = vec![Compare {
             key: key.clone(),
             expected,
-        };
+        }];
+        // One that was on its way for longer than this member's lease comes from who was cut off: it is in nobody's mind any more.
+        let id = self.options.member.id;
+        let own = self.view.members.get(&id);
+        compare.extend(own.map(|own| Compare {
+            key: self.keys.member(id),
+            expected: Expected::Created(own.created),
+        }));
         let range = KeyRange::one(key.clone());
         let success = match change.bytes {
             Some(bytes) => Op::Put {
@@ -78,7 +109,7 @@ impl Member {
             None => Op::Delete(range.clone()),
         };
         let txn = Txn {
-            compare: vec![compare],
+            compare,
             success: vec![success],
             failure: vec![Op::Range(range)],
         };

@@ -24,6 +24,8 @@ enum Way {
     AnswerLost,
     /// It is not done, and never will be.
     Refused,
+    /// Nobody answers for now.
+    Silent,
 }
 
 struct Bench {
@@ -35,6 +37,8 @@ struct Bench {
     is_watch_held: bool,
     /// What comes of asks that change quotas.
     way: Way,
+    /// Which ask nobody has answered.
+    silent: Option<OpId>,
     asks: Vec<Ask>,
     told: Vec<Action>,
 }
@@ -80,6 +84,7 @@ impl Bench {
             watch: None,
             is_watch_held: false,
             way: Way::Answered,
+            silent: None,
             asks: Vec::new(),
             told: Vec::new(),
         }
@@ -116,6 +121,10 @@ impl Bench {
 
     fn act(&mut self, action: Action) {
         match action {
+            Action::Ask { op, ask, .. } if self.way == Way::Silent && is_of_quotas(&ask) => {
+                self.asks.push(ask);
+                self.silent = Some(op);
+            }
             Action::Ask { op, ask, .. } => {
                 let answer = self.answer(&ask);
                 self.asks.push(ask);
@@ -134,7 +143,7 @@ impl Bench {
         };
         match way {
             Way::Answered => self.coordinator.handle(self.now, ask),
-            Way::Lost => Err(CoordinationFault::TimedOut),
+            Way::Lost | Way::Silent => Err(CoordinationFault::TimedOut),
             Way::AnswerLost => {
                 let done = self.coordinator.handle(self.now, ask);
                 assert!(done.is_ok(), "{done:?}");
@@ -172,7 +181,17 @@ impl Bench {
     }
 
     fn set(&mut self, name: &str, bytes: Option<u64>) -> Result<QuotaTicket, QuotaRefusal> {
-        self.member.set_quota(self.now, name, bytes)
+        self.set_for(name, bytes, Duration::from_secs(600))
+    }
+
+    /// It is waited for so long.
+    fn set_for(
+        &mut self,
+        name: &str,
+        bytes: Option<u64>,
+        wait: Duration,
+    ) -> Result<QuotaTicket, QuotaRefusal> {
+        (self.member).set_quota(self.now, name, bytes, self.now + wait)
     }
 
     /// Another one writes at the coordinator.
@@ -374,6 +393,29 @@ fn an_ask_that_comes_late_changes_nothing() {
     assert_eq!(bench.kept(), [("a".to_owned(), 2)]);
 }
 
+/// Whoever asked for it may have had it set by others since, and removed again.
+#[test]
+fn an_ask_that_comes_when_its_lease_is_over_changes_nothing() {
+    let mut bench = Bench::joined();
+    bench.way = Way::Lost;
+    bench
+        .set_for("a", Some(1), Duration::from_millis(20))
+        .unwrap();
+    bench.soon();
+    let late = bench.asks.iter().find(|ask| is_of_quotas(ask)).cloned();
+    bench.write(bench.member.keys.member(NodeId(1)), None);
+    let answer = bench.coordinator.handle(bench.now, &late.unwrap()).unwrap();
+    let is_done = matches!(
+        answer.outcome,
+        Outcome::Txn {
+            succeeded: true,
+            ..
+        }
+    );
+    assert!(!is_done);
+    assert_eq!(bench.kept(), []);
+}
+
 #[test]
 fn a_change_that_is_refused_for_ever_does_not_keep_the_map_from_being_changed() {
     let mut bench = Bench::joined();
@@ -401,6 +443,64 @@ fn what_cannot_be_a_quota_is_refused() {
     bench.set(&longest, Some(u64::MAX)).unwrap();
     bench.soon();
     assert_eq!(bench.known(), [(longest.as_str(), u64::MAX)]);
+}
+
+/// Who asked for it knows no more than that it may have been made, and others may have set another one since.
+#[test]
+fn what_was_not_made_in_time_is_not_made_later() {
+    for way in [Way::Lost, Way::Refused] {
+        let mut bench = Bench::joined();
+        bench.way = way;
+        let ticket = bench.set_for("a", Some(1), Duration::from_secs(2)).unwrap();
+        bench.set("b", Some(2)).unwrap();
+        bench.run(Duration::from_secs(1));
+        bench.write_quota("a", Some(5));
+        bench.run(Duration::from_secs(1));
+        let given_up = Action::QuotaGivenUp(ticket);
+        assert!(bench.take_told().contains(&given_up), "{way:?}");
+        bench.way = Way::Answered;
+        bench.run(RETRY_MAX);
+        let kept = [("a".to_owned(), 5), ("b".to_owned(), 2)];
+        assert_eq!(bench.kept(), kept, "{way:?}");
+        assert_eq!(bench.take_told(), [Action::QuotasChanged, set(2)]);
+    }
+}
+
+#[test]
+fn what_is_being_made_has_an_answer_first() {
+    let mut bench = Bench::joined();
+    bench.way = Way::Silent;
+    let wait = Duration::from_secs(1);
+    let made = bench.set_for("a", Some(1), wait).unwrap();
+    let late = bench.set_for("b", Some(2), wait).unwrap();
+    bench.run(wait);
+    bench.set("c", Some(3)).unwrap();
+    bench.soon();
+    assert_eq!(bench.take_told(), [Action::QuotaGivenUp(late)]);
+    let (op, ask) = (bench.silent.unwrap(), bench.asks.last().cloned().unwrap());
+    bench.way = Way::Answered;
+    let answer = bench.coordinator.handle(bench.now, &ask);
+    bench.member.on_answer(bench.now, op, answer);
+    bench.soon();
+    assert_eq!(bench.known(), [("a", 1), ("c", 3)]);
+    assert!(bench.take_told().contains(&Action::QuotaSet(made)));
+}
+
+/// Whoever waits no longer keeps nobody out.
+#[test]
+fn what_is_given_up_makes_room() {
+    let mut bench = Bench::joined();
+    bench.way = Way::Lost;
+    for _ in 0..QUOTA_CHANGES_MAX {
+        let wait = Duration::from_secs(1);
+        bench.set_for("a", Some(1), wait).unwrap();
+    }
+    assert_eq!(bench.set("a", Some(2)), Err(QuotaRefusal::Busy));
+    bench.soon();
+    bench.now = bench.now + Duration::from_secs(1);
+    assert!(bench.set("a", Some(2)).is_ok());
+    bench.soon();
+    assert_eq!(bench.take_told().len(), QUOTA_CHANGES_MAX);
 }
 
 #[test]
