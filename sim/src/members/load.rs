@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClusterClient, ClusterClientOptions, Fetched, GetFailure, Landing, NodeCore, StoreErrorKind,
+    ClusterClient, ClusterClientOptions, Fetched, GetFailure, Landing, NodeCore, StoreError,
+    StoreErrorKind,
 };
 use lunette_kvstore_proto::key::Key;
 use lunette_kvstore_proto::message::Status;
@@ -35,6 +36,8 @@ use super::ledger::{Hit, Ledger};
 pub(crate) const KEYS: usize = 12;
 /// Tasks of one client.
 const TASKS: usize = 3;
+/// Keys below this are removed and replaced: other objects live to see a fault.
+const CHANGED_BELOW: usize = 4;
 /// Which of the things that a client does may have owners write into its memory.
 const LANDS_BELOW: u32 = 7;
 const VALUE_BYTES_MIN: usize = 16;
@@ -269,11 +272,19 @@ impl Load {
             0..4 => self.get_into(client, key, landed).await,
             4 => self.get_several(client, key).await,
             5 | 6 => self.get_parts(client, key, landed).await,
-            7 => self.put_several(client, key).await,
+            7 => self.put_several(client, key, WriteKind::Put).await,
             8..13 => self.put(client, key, WriteKind::Put).await,
-            // Changes are of few keys, so that other objects live to see a fault.
-            13 => self.put(client, key % 4, WriteKind::Upsert).await,
-            14 => self.remove(client, key % 4).await,
+            13 if key.is_multiple_of(3) => {
+                self.put_several(client, key, WriteKind::Upsert).await;
+            }
+            13 => {
+                self.put(client, key % CHANGED_BELOW, WriteKind::Upsert)
+                    .await
+            }
+            14 => {
+                self.remove(client, key % CHANGED_BELOW, key / CHANGED_BELOW)
+                    .await
+            }
             15 | 16 => self.hold(client, key).await,
             17 => self.list(client, key).await,
             _ => self.ask(client, key, random).await,
@@ -311,7 +322,7 @@ impl Load {
             self.put(&client, key, WriteKind::Put).await;
             self.get(&client, key).await;
         }
-        self.remove(&client, 0).await;
+        self.remove(&client, 0, 0).await;
         self.put(&client, 1, WriteKind::Upsert).await;
         self.get(&client, 0).await;
         self.get(&client, 1).await;
@@ -529,14 +540,26 @@ impl Load {
         }
     }
 
-    async fn remove(&self, client: &ClusterClient, key: usize) {
+    /// Removes a key, and so many after it.
+    async fn remove(&self, client: &ClusterClient, first: usize, more: usize) {
         let begun = self.log.now();
-        self.ledger.borrow_mut().begin_removal(begun, key);
-        let removed = client.of_tenant(tenant_of(key));
-        let removed = removed.remove(&[name(key)]).await.remove(0);
+        let keys: Vec<usize> = (first..=first + more)
+            .map(|key| key % CHANGED_BELOW)
+            .collect();
+        for &key in &keys {
+            self.ledger.borrow_mut().begin_removal(begun, key);
+        }
+        let names: Vec<_> = keys.iter().map(|&key| name(key)).collect();
+        let removed = client.of_tenant(tenant_of(first)).remove(&names).await;
+        for (key, removed) in keys.into_iter().zip(removed) {
+            self.on_removed(begun, key, &removed);
+        }
+    }
+
+    fn on_removed(&self, begun: Time, key: usize, removed: &Result<bool, StoreError>) {
         let now = self.log.now();
         self.log.note(&format!("remove {key}: {removed:?}"));
-        let end = match &removed {
+        let end = match removed {
             Ok(_) => End::Done,
             Err(error) => {
                 self.on_failure(begun, &format!("remove {key}"), &error.kind);

@@ -119,41 +119,9 @@ impl Plan {
             let fault = any(&mut random, nodes);
             faults.push(planned(&mut random, fault));
         }
-        // Drawn apart, so that worlds without are what they have been.
-        let mut of_coordinator = SplitMix64::new(seed ^ 0x636f_6f72);
-        if of_coordinator.below(4) == 0 {
-            faults.push(planned(&mut of_coordinator, Fault::Coordinator));
-        }
-        let mut of_outages = SplitMix64::new(seed ^ 0x6f75_7461);
-        if of_outages.below(8) == 0 {
-            faults.extend(outages(&mut of_outages));
-        }
-        let mut of_stopping = SplitMix64::new(seed ^ 0x7374_6f70);
-        if of_stopping.below(3) == 0 {
-            for _ in 0..=of_stopping.below(3) {
-                let stop = Fault::Stop(small(&mut of_stopping, nodes));
-                faults.push(planned(&mut of_stopping, stop));
-            }
-        }
-        let mut of_clients = SplitMix64::new(seed ^ 0x636c_6965);
-        if of_clients.below(3) == 0 {
-            let how = [Kill::Crash, Kill::PowerLoss][of_clients.below(2) as usize];
-            faults.push(planned(&mut of_clients, Fault::KillClient(how)));
-        }
-        if of_clients.below(3) == 0 {
-            let pause = Fault::PauseClient(small(&mut of_clients, CLIENTS));
-            faults.push(planned(&mut of_clients, pause));
-        }
         let draws_drives = SplitMix64::new(seed ^ 0x6472_6976).below(4) < 3;
         let has_drives = is_tight && draws_drives;
-        let mut of_all = SplitMix64::new(seed ^ 0x616c_6c20);
-        if of_all.below(if has_drives { 2 } else { 16 }) == 0 {
-            faults.extend(killing_all(&mut of_all, nodes));
-        }
-        let mut of_leaving = SplitMix64::new(seed ^ 0x6c65_6176);
-        if of_leaving.below(16) == 0 {
-            faults.extend(stopping_all(&mut of_leaving, nodes));
-        }
+        faults.extend(drawn_apart(seed, nodes, has_drives));
         let mut of_quota = SplitMix64::new(seed ^ 0x7175_6f74);
         let has_quota = of_quota.below(3) == 0;
         let quotas = if has_quota {
@@ -186,6 +154,44 @@ impl Plan {
             faults,
         }
     }
+}
+
+/// What befalls some worlds: drawn apart, so that those without are what they have been.
+fn drawn_apart(seed: u64, nodes: u8, has_drives: bool) -> Vec<Planned> {
+    let mut faults = Vec::new();
+    let mut of_coordinator = SplitMix64::new(seed ^ 0x636f_6f72);
+    if of_coordinator.below(4) == 0 {
+        faults.push(planned(&mut of_coordinator, Fault::Coordinator));
+    }
+    let mut of_outages = SplitMix64::new(seed ^ 0x6f75_7461);
+    if of_outages.below(8) == 0 {
+        faults.extend(outages(&mut of_outages));
+    }
+    let mut of_stopping = SplitMix64::new(seed ^ 0x7374_6f70);
+    if of_stopping.below(3) == 0 {
+        for _ in 0..=of_stopping.below(3) {
+            let stop = Fault::Stop(small(&mut of_stopping, nodes));
+            faults.push(planned(&mut of_stopping, stop));
+        }
+    }
+    let mut of_clients = SplitMix64::new(seed ^ 0x636c_6965);
+    if of_clients.below(3) == 0 {
+        let how = [Kill::Crash, Kill::PowerLoss][of_clients.below(2) as usize];
+        faults.push(planned(&mut of_clients, Fault::KillClient(how)));
+    }
+    if of_clients.below(3) == 0 {
+        let pause = Fault::PauseClient(small(&mut of_clients, CLIENTS));
+        faults.push(planned(&mut of_clients, pause));
+    }
+    let mut of_all = SplitMix64::new(seed ^ 0x616c_6c20);
+    if of_all.below(if has_drives { 2 } else { 16 }) == 0 {
+        faults.extend(killing_all(&mut of_all, nodes));
+    }
+    let mut of_leaving = SplitMix64::new(seed ^ 0x6c65_6176);
+    if of_leaving.below(16) == 0 {
+        faults.extend(stopping_all(&mut of_leaving, nodes));
+    }
+    faults
 }
 
 /// Most faults last for up to three seconds; some are long enough for everybody to go on without whom they

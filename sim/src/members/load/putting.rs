@@ -10,31 +10,42 @@ use lunette_runtime::arena::Region;
 use lunette_runtime_core::time::Time;
 
 use super::{
-    KEYS, Load, RESERVED_KEEP, SEVERAL, STRIPE_BYTES, bytes_of, group_of, is_striped, name,
-    parent_of, pin_of, tenant_of,
+    CHANGED_BELOW, KEYS, Load, RESERVED_KEEP, SEVERAL, STRIPE_BYTES, bytes_of, group_of,
+    is_striped, name, parent_of, pin_of, tenant_of,
 };
 use crate::members::history::End;
 
 /// How often a commit is tried of which nothing was done.
 const COMMIT_TRIES: usize = 3;
 
-/// Room is reserved, and written from its end: the beginning twice.
+/// What came of room that was reserved.
+enum InRanges {
+    Put(Stored),
+    /// It was given back.
+    Revoked,
+}
+
+/// Room is reserved, and written from its end: the beginning twice. Then it is given back, if it is `revoked`.
 async fn put_in_ranges(
     client: &ClusterClient,
     key: &[u8],
     bytes: &Region,
-    options: PutOptions,
-) -> Result<Stored, StoreError> {
+    (options, is_revoked): (PutOptions, bool),
+) -> Result<InRanges, StoreError> {
     let len = bytes.len();
     let reserved = client.reserve(key, len, options, RESERVED_KEEP).await?;
     let reservation = match reserved {
         Reserved::Room(reservation) => reservation,
-        Reserved::Exists { version } => return Ok(Stored::Exists { version }),
+        Reserved::Exists { version } => return Ok(InRanges::Put(Stored::Exists { version })),
     };
     let middle = len / 2;
     for (start, end) in [(middle, len), (0, middle / 2), (0, middle)] {
         let part = Value::new(bytes.slice(start, end - start));
         reservation.write(start, part).await?;
+    }
+    if is_revoked {
+        reservation.revoke().await?;
+        return Ok(InRanges::Revoked);
     }
     let mut committed = reservation.commit().await;
     for _ in 1..COMMIT_TRIES {
@@ -49,6 +60,7 @@ async fn put_in_ranges(
             }
         }
     }
+    let committed = committed.map(InRanges::Put);
     committed.map_err(|failure| failure.error)
 }
 
@@ -78,28 +90,40 @@ impl Load {
         };
         let bytes = bytes_of(value);
         let put = if value % 4 == 3 {
-            put_in_ranges(client, &name(key), &bytes, options).await
+            let is_revoked = value % 32 == 31;
+            put_in_ranges(client, &name(key), &bytes, (options, is_revoked)).await
         } else {
-            client.put(&name(key), Value::new(bytes), options).await
+            let put = client.put(&name(key), Value::new(bytes), options).await;
+            put.map(InRanges::Put)
         };
-        self.on_put((key, value), begun, kind, put);
+        match put {
+            Ok(InRanges::Revoked) => self.on_revoked(key, value),
+            Ok(InRanges::Put(stored)) => self.on_put((key, value), begun, kind, Ok(stored)),
+            Err(error) => self.on_put((key, value), begun, kind, Err(error)),
+        }
     }
 
     /// Several keys of one tenant, in one call.
-    pub(super) async fn put_several(&self, client: &ClusterClient, first: usize) {
+    pub(super) async fn put_several(&self, client: &ClusterClient, first: usize, kind: WriteKind) {
         let begun = self.log.now();
         let tenant = tenant_of(first);
         let keys = (first..first + SEVERAL).map(|key| key % KEYS);
         let keys = keys.filter(|&key| tenant_of(key) == tenant && !is_striped(key));
+        // Those of few keys may be replaced.
+        let (keys, kind) = match kind {
+            WriteKind::Put => (keys.collect::<Vec<_>>(), kind),
+            WriteKind::Upsert => (keys.filter(|&key| key < CHANGED_BELOW).collect(), kind),
+        };
         let (mut written, mut objects) = (Vec::new(), Vec::new());
         for key in keys {
             let mut ledger = self.ledger.borrow_mut();
-            let value = ledger.begin_write(begun, key, WriteKind::Put);
+            let value = ledger.begin_write(begun, key, kind);
             ledger.on_wanted((key, value), self.copies_max, false);
             written.push((key, value));
             objects.push((name(key), Value::new(bytes_of(value))));
         }
         let options = PutOptions {
+            kind,
             copies: self.copies_max,
             ..PutOptions::default()
         };
@@ -111,8 +135,16 @@ impl Load {
             client.put_chain(None, &objects, options).await
         };
         for (written, put) in written.into_iter().zip(put) {
-            self.on_put(written, begun, WriteKind::Put, put);
+            self.on_put(written, begun, kind, put);
         }
+    }
+
+    /// Nobody ever sees it.
+    fn on_revoked(&self, key: usize, value: u64) {
+        let now = self.log.now();
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.count("revoked");
+        ledger.end_write(now, (key, value), End::Undone, None);
     }
 
     fn on_put(
