@@ -597,6 +597,7 @@ fn peeking(
         let change = (number > 49).then(|| QuotaChange {
             tenant: tenant.expect("a name"),
             quota_bytes,
+            told_ns: u64::from(number) << 20,
             wait_ms: number.into(),
         });
         QuotaMessage { to, change }.encode(newest, body);

@@ -67,13 +67,7 @@ impl ClusterClient {
         let (mut turn, mut is_in_doubt) = (entropy(), false);
         while time::now() < until {
             if let Some((to, address)) = any_seat(&self.asking.map(), turn) {
-                let change = QuotaChange {
-                    tenant: tenant.clone(),
-                    quota_bytes: quota_bytes.map(NonZeroU64::get),
-                    wait_ms: wait_ms(until),
-                };
-                let change = Some(change);
-                let asked = self.ask_to_set(QuotaMessage { to, change }, until).await;
+                let asked = self.ask_to_set(to, (tenant, quota_bytes), until).await;
                 match asked.map_err(|kind| StoreError::at(address, kind))? {
                     Asked::Set => return Ok(()),
                     Asked::NotSet => {}
@@ -91,8 +85,45 @@ impl ClusterClient {
         }))
     }
 
-    /// What comes of asking one member; if it is not set, another may do it.
+    /// What comes of asking one member; if it is not set, another may do it, for which there is time left.
     async fn ask_to_set(
+        &self,
+        to: Seat,
+        (tenant, quota_bytes): (&Tenant, Option<NonZeroU64>),
+        until: Time,
+    ) -> Result<Asked, StoreErrorKind> {
+        let time_left = until.since(time::now());
+        // Whatever comes of what follows is over when this client has gone on: the member can tell how long that takes.
+        let Some(told_ns) = self.greeted(to, time::now() + time_left / 4).await else {
+            return Ok(Asked::NotSet);
+        };
+        let until = time::now() + until.since(time::now()) / 2;
+        let change = QuotaChange {
+            tenant: tenant.clone(),
+            quota_bytes: quota_bytes.map(NonZeroU64::get),
+            told_ns,
+            wait_ms: wait_ms(until),
+        };
+        let change = Some(change);
+        self.ask_to_change(QuotaMessage { to, change }, until).await
+    }
+
+    /// What a core's clock says; `None`: it is not there, or does not answer.
+    async fn greeted(&self, to: Seat, until: Time) -> Option<u64> {
+        let message = QuotaMessage { to, change: None };
+        let body = |version, out: &mut Vec<u8>| message.encode(version, out);
+        let asked = calls::call(&self.asking, to, Op::Quota, body, Attachments::default());
+        let called = time::timeout(until.since(time::now()), asked).await;
+        match called.ok()?.0 {
+            Called::Reply(version, reply) if reply.status == Status::Ok.code() => {
+                let told = QuotaReply::decode(version, &reply.body).ok()?;
+                Some(told.told_ns)
+            }
+            _ => None,
+        }
+    }
+
+    async fn ask_to_change(
         &self,
         message: QuotaMessage,
         until: Time,

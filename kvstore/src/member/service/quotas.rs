@@ -7,6 +7,7 @@ use lunette_cluster::proto::member::QuotaRefusal;
 use lunette_kvstore_proto::message::directory::{QuotaMessage, QuotaReply};
 use lunette_kvstore_proto::message::{FormatVersion, Status};
 use lunette_runtime::time;
+use lunette_runtime_core::time::Time;
 use lunette_transfer::{Intake, Later, Response};
 
 use super::{MemberService, Pending, version_of};
@@ -26,17 +27,23 @@ impl MemberService {
         self.check(message.to)?;
         let reply = QuotaReply {
             epoch: self.core.map().epoch(),
+            told_ns: time::now().as_ns(),
             quotas: self.core.quota_uses(),
         };
         let Some(change) = message.change else {
             return Ok(Intake::Answer(answer(version, &reply)));
         };
         let (told, made) = oneshot::channel();
-        let wait = Duration::from_millis(change.wait_ms.into());
+        let asked_from = Time::from_ns(change.told_ns);
+        let until = asked_from + Duration::from_millis(change.wait_ms.into());
+        if asked_from > time::now() || until <= time::now() {
+            // It was on its way for long: whoever asked has gone on.
+            return Err(Status::Busy);
+        }
         let asked = Steer::Quota {
             tenant: change.tenant,
             quota_bytes: change.quota_bytes,
-            until: time::now() + wait,
+            until,
             answer: told,
         };
         let asked = self.steering.clone().try_send(asked);

@@ -33,7 +33,10 @@ pub struct QuotaChange {
     pub tenant: Tenant,
     /// How many bytes; `None`: it is to have none.
     pub quota_bytes: Option<u64>,
-    /// How long it is waited for, in milliseconds. It is not made later: others may have set it by then.
+    /// When this core told who asks of quotas, by its own clock ([`QuotaReply::told_ns`]).
+    pub told_ns: u64,
+    /// How long it is waited for since then, in milliseconds. It is not made later, whenever this comes: others may have set it
+    /// by then.
     pub wait_ms: u32,
 }
 
@@ -55,6 +58,8 @@ pub struct QuotaUse {
 pub struct QuotaReply {
     /// The map that the core knows: there may be members in it of which who asks has not heard.
     pub epoch: Epoch,
+    /// When it is told, by the core's own clock, which nobody else reads.
+    pub told_ns: u64,
     /// By tenant.
     pub quotas: Vec<QuotaUse>,
 }
@@ -62,6 +67,7 @@ pub struct QuotaReply {
 fields!(QuotaChange {
     tenant,
     quota_bytes,
+    told_ns,
     wait_ms
 });
 fields!(QuotaUse {
@@ -88,12 +94,14 @@ impl Wire for Tenant {
 impl Wire for QuotaReply {
     fn put(&self, out: &mut Encoder<'_>) {
         self.epoch.put(out);
+        self.told_ns.put(out);
         put_all(&self.quotas, QUOTAS_MAX, out);
     }
 
     fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         Ok(Self {
             epoch: Wire::take(reader)?,
+            told_ns: Wire::take(reader)?,
             quotas: take_all(reader, QUOTAS_MAX)?,
         })
     }
@@ -141,6 +149,7 @@ mod tests {
             change: change.map(|(name, quota_bytes)| QuotaChange {
                 tenant: tenant(name),
                 quota_bytes,
+                told_ns: 3,
                 wait_ms: 0x0102,
             }),
         }
@@ -149,8 +158,10 @@ mod tests {
     #[test]
     fn golden_messages() {
         let seat = [1, 7, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0];
-        let set = [1, 2, 0, b'a', b'b', 1, 9, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0];
-        let unset = [1, 1, 0, b'c', 0, 2, 1, 0, 0];
+        let when = [3, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0];
+        let set = [1, 2, 0, b'a', b'b', 1, 9, 0, 0, 0, 0, 0, 0, 0];
+        let set = [&set[..], &when].concat();
+        let unset = [&[1, 1, 0, b'c', 0][..], &when].concat();
         for (change, golden) in [
             (None, &[0][..]),
             (Some(("ab", Some(9))), &set),
@@ -191,13 +202,14 @@ mod tests {
         };
         let reply = QuotaReply {
             epoch: Epoch(4),
+            told_ns: 5,
             quotas: vec![quota],
         };
         let mut body = Vec::new();
         reply.encode(VERSION, &mut body);
-        let epoch = 4_u64.to_le_bytes();
+        let first = [4_u64, 5].map(u64::to_le_bytes).concat();
         let numbers = [1_u64, 2, 3].map(u64::to_le_bytes).concat();
-        let golden = [&epoch[..], &[1, 0, 7, 0], b"default", &numbers].concat();
+        let golden = [&first[..], &[1, 0, 7, 0], b"default", &numbers].concat();
         assert_eq!(body, golden);
         assert_eq!(QuotaReply::decode(VERSION, &body), Ok(reply));
         for len in 0..body.len() {
