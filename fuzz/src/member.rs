@@ -25,10 +25,10 @@ use lunette_kvstore::{
 };
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
-    Answer, Ask, AskMessage, AskerId, CommitMessage, Content, FillMessage, GatherMessage,
-    GetMessage, HoldWish, ListMessage, MemberMessage, NearWish, PeekMessage, QuotaChange,
-    QuotaMessage, ReadMessage, ReplicaMessage, ReservationId, ReserveMessage, RevokeMessage,
-    ScatterHead, ScatterMessage, ScatterWrite, SeatMessage, WriteMessage,
+    Answer, Ask, AskMessage, AskerId, ChangeMessage, CommitMessage, Content, FillMessage,
+    GatherMessage, GetMessage, HoldWish, ListMessage, MemberMessage, NearWish, PeekMessage,
+    QuotaChange, QuotaMessage, ReadMessage, ReplicaMessage, ReservationId, ReserveMessage,
+    RevokeMessage, ScatterHead, ScatterMessage, ScatterWrite, SeatMessage, Term, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
@@ -594,21 +594,33 @@ fn peeking(
     } else if number % 8 == 7 {
         let tenant = Tenant::named(["a", "default"][usize::from(number % 16 / 8)]);
         let quota_bytes = (number > 99).then_some(u64::from(number) << 8);
+        let term = term_of(number);
         let change = (number > 49).then(|| QuotaChange {
             tenant: tenant.expect("a name"),
             quota_bytes,
-            told_ns: u64::from(number) << 20,
-            wait_ms: number.into(),
+            term,
         });
         QuotaMessage { to, change }.encode(newest, body);
         Op::Quota
-    } else {
+    } else if number % 32 == 27 {
         MemberMessage { to }.encode(newest, body);
+        Op::Clock
+    } else {
+        let term = term_of(number);
+        ChangeMessage { to, term }.encode(newest, body);
         if number % 16 == 5 {
             Op::Retire
         } else {
             Op::Clear
         }
+    }
+}
+
+/// One of eight has been on its way for too long.
+fn term_of(number: u8) -> Term {
+    Term {
+        told_ns: u64::from(number),
+        wait_ms: if number / 32 == 3 { 1 } else { u32::MAX },
     }
 }
 

@@ -130,6 +130,10 @@ mod pulled;
 mod pushed;
 
 #[cfg(test)]
+#[path = "cluster/late.rs"]
+mod late;
+
+#[cfg(test)]
 #[path = "cluster/quotas.rs"]
 mod quotas;
 

@@ -29,8 +29,9 @@
 //! | [`Op::Commit`] | [`directory::CommitMessage`] | [`WriteAnswer`](crate::owner::WriteAnswer) | none |
 //! | [`Op::Revoke`] | [`directory::RevokeMessage`] | empty | none |
 //! | [`Op::Quota`] | [`directory::QuotaMessage`] | [`directory::QuotaReply`] | none |
-//! | [`Op::Clear`] | [`directory::MemberMessage`] | [`directory::ClearReply`] | none |
-//! | [`Op::Retire`] | [`directory::MemberMessage`] | nothing | none |
+//! | [`Op::Clock`] | [`directory::MemberMessage`] | [`directory::ClockReply`] | none |
+//! | [`Op::Clear`] | [`directory::ChangeMessage`] | [`directory::ClearReply`] | none |
+//! | [`Op::Retire`] | [`directory::ChangeMessage`] | nothing | none |
 //! | [`Op::Peek`] | [`directory::PeekMessage`] | [`directory::PeekReply`] | none |
 //! | [`Op::Meet`] | [`directory::MeetMessage`] | [`directory::MeetReply`] | none |
 //! | [`Op::FindNear`], [`Op::ReadNear`] | [`directory::NearWish`], then as without it | as without it, or a [`directory::Described`] with [`Status::Described`] | of the answer |

@@ -13,9 +13,8 @@ use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::asker::{OperationId, PAUSE, RESEND, ReadAnswer};
 use lunette_kvstore_proto::key::{Fingerprint, Key};
 use lunette_kvstore_proto::message::directory::{
-    Answer, AnswerMessage, Ask, AskMessage, BytesReply, ClearReply, CommitMessage, Found,
-    GetMessage, MemberMessage, Peek, PeekMessage, PeekReply, ReadMessage, StripedReply,
-    WriteMessage,
+    Answer, AnswerMessage, Ask, AskMessage, BytesReply, ChangeMessage, ClearReply, CommitMessage,
+    Found, GetMessage, Peek, PeekMessage, PeekReply, ReadMessage, StripedReply, WriteMessage,
 };
 use lunette_kvstore_proto::message::{FormatVersion, FormatVersions, MessageFault, Op, Status};
 use lunette_kvstore_proto::owner::{WriteAnswer, WriteAsk};
@@ -551,7 +550,7 @@ pub(super) const fn refused_write(status: Status) -> Result<WriteAnswer, StoreEr
 /// Asks a member to remove everything; `None` if it cannot, and another may.
 pub(super) async fn clear(
     asking: &Asking,
-    message: MemberMessage,
+    message: ChangeMessage,
     until: Time,
 ) -> Result<Option<ClearReply>, StoreErrorKind> {
     let body = |version, out: &mut Vec<u8>| message.encode(version, out);

@@ -2,13 +2,15 @@
 
 use lunette_cluster::proto::map::Epoch;
 use lunette_kvstore_proto::asker::PAUSE;
-use lunette_kvstore_proto::message::directory::{ClearReply, MemberMessage};
+use lunette_kvstore_proto::message::directory::{ChangeMessage, ClearReply};
+use lunette_kvstore_proto::placement::Seat;
 use lunette_kvstore_proto::version::Generation;
 use lunette_runtime::{entropy, time};
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
 use super::maps::any_seat;
+use super::terms::term;
 use super::{ClusterClient, calls};
 use crate::error::{StoreError, StoreErrorKind};
 
@@ -28,7 +30,8 @@ impl ClusterClient {
     ///
     /// # Errors
     /// `TimedOut`: no member could be asked, and nothing was done. `Interrupted`: it is not known whether it
-    /// was done. It is not asked again then, since that would remove what others have written since.
+    /// was done. It is not asked again then, since that would remove what others have written since, and no member begins it
+    /// when this client waits no longer.
     /// `OfAllTenants`: this client is of a tenant other than the default one.
     pub async fn clear(&self) -> Result<Cleared, StoreError> {
         self.check_of_all()?;
@@ -50,8 +53,7 @@ impl ClusterClient {
         let mut turn = entropy();
         while time::now() < until {
             if let Some((to, _)) = any_seat(&self.asking.map(), turn) {
-                let message = MemberMessage { to };
-                if let Some(reply) = calls::clear(&self.asking, message, until).await? {
+                if let Some(reply) = self.ask_to_clear_at(to, until).await? {
                     return Ok(reply);
                 }
             }
@@ -60,6 +62,20 @@ impl ClusterClient {
             self.asking.renew_map(PAUSE).await;
         }
         Err(StoreErrorKind::TimedOut)
+    }
+
+    /// `None`: this one cannot, and another may, for which there is time left.
+    async fn ask_to_clear_at(
+        &self,
+        to: Seat,
+        until: Time,
+    ) -> Result<Option<ClearReply>, StoreErrorKind> {
+        let time_left = until.since(time::now());
+        let Some(told_ns) = self.told_ns(to, time::now() + time_left / 4).await else {
+            return Ok(None);
+        };
+        let term = term(told_ns, until);
+        calls::clear(&self.asking, ChangeMessage { to, term }, until).await
     }
 
     /// Members that have not told that all of their cores know this map, or a later one.

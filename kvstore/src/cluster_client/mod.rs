@@ -53,6 +53,7 @@ mod running;
 mod scattering;
 mod seeing;
 mod striping;
+mod terms;
 mod trying;
 
 use std::borrow::Cow;

@@ -15,6 +15,7 @@ use lunette_transfer::Attachments;
 
 use super::calls::Called;
 use super::maps::any_seat;
+use super::terms::term;
 use super::{ClusterClient, calls};
 use crate::error::{StoreError, StoreErrorKind};
 
@@ -29,12 +30,6 @@ pub struct TenantQuota {
     pub used_bytes: u64,
     /// How much of the quota is lent to cores: what they may use without asking.
     pub lent_bytes: u64,
-}
-
-/// How long there is until then.
-fn wait_ms(until: Time) -> u32 {
-    let wait = until.since(time::now());
-    u32::try_from(wait.as_millis()).unwrap_or(u32::MAX)
 }
 
 /// What came of asking a member to set a quota.
@@ -94,33 +89,17 @@ impl ClusterClient {
     ) -> Result<Asked, StoreErrorKind> {
         let time_left = until.since(time::now());
         // Whatever comes of what follows is over when this client has gone on: the member can tell how long that takes.
-        let Some(told_ns) = self.greeted(to, time::now() + time_left / 4).await else {
+        let Some(told_ns) = self.told_ns(to, time::now() + time_left / 4).await else {
             return Ok(Asked::NotSet);
         };
         let until = time::now() + until.since(time::now()) / 2;
         let change = QuotaChange {
             tenant: tenant.clone(),
             quota_bytes: quota_bytes.map(NonZeroU64::get),
-            told_ns,
-            wait_ms: wait_ms(until),
+            term: term(told_ns, until),
         };
         let change = Some(change);
         self.ask_to_change(QuotaMessage { to, change }, until).await
-    }
-
-    /// What a core's clock says; `None`: it is not there, or does not answer.
-    async fn greeted(&self, to: Seat, until: Time) -> Option<u64> {
-        let message = QuotaMessage { to, change: None };
-        let body = |version, out: &mut Vec<u8>| message.encode(version, out);
-        let asked = calls::call(&self.asking, to, Op::Quota, body, Attachments::default());
-        let called = time::timeout(until.since(time::now()), asked).await;
-        match called.ok()?.0 {
-            Called::Reply(version, reply) if reply.status == Status::Ok.code() => {
-                let told = QuotaReply::decode(version, &reply.body).ok()?;
-                Some(told.told_ns)
-            }
-            _ => None,
-        }
     }
 
     async fn ask_to_change(

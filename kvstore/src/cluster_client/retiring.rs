@@ -4,20 +4,21 @@ use std::net::SocketAddr;
 
 use lunette_cluster::proto::map::MapMember;
 use lunette_kvstore_proto::asker::PAUSE;
-use lunette_kvstore_proto::message::directory::MemberMessage;
+use lunette_kvstore_proto::message::directory::{ChangeMessage, ClockReply, MemberMessage};
 use lunette_kvstore_proto::message::{FormatVersion, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::time;
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 use lunette_runtime_core::time::Time;
 
+use super::terms::term;
 use super::{ClusterClient, calls};
 use crate::error::{StoreError, StoreErrorKind};
 
 impl ClusterClient {
     /// Has a member emptied, by its name (`host:port`, as the cluster's map has it): from the next map on it is the home of nothing, and
     /// takes neither new objects nor replicas. Others make copies of what it has, as far as they have room, and it serves that
-    /// until they have. Waits until this client knows that map, or until
+    /// until they have. Waits until this client knows that map, or one without the member, or until
     /// the deadline of operations. What is empty already stays so; a member is filled again when it starts anew.
     ///
     /// # Errors
@@ -43,13 +44,13 @@ impl ClusterClient {
             if self.is_last(to.node) {
                 return Err(StoreError::local(StoreErrorKind::LastMember { member }));
             }
-            match self.ask_to_retire(to, until).await {
+            match self.ask_to_retire((to, member), until).await {
                 Ok(Status::Ok) => break,
                 Ok(Status::WrongSeat) => {}
                 Ok(status) => {
                     return Err(StoreError::at(member, StoreErrorKind::Refused(status)));
                 }
-                Err(kind) => return Err(in_doubt(StoreError::at(member, kind))),
+                Err(error) => return Err(error),
             }
             // It has left, or has started again since this client looked last.
             self.wait_for_map(until).await.map_err(in_doubt)?;
@@ -68,13 +69,31 @@ impl ClusterClient {
         Ok(())
     }
 
-    async fn ask_to_retire(&self, to: Seat, until: Time) -> Result<Status, StoreErrorKind> {
+    async fn ask_to_retire(
+        &self,
+        (to, member): (Seat, SocketAddr),
+        until: Time,
+    ) -> Result<Status, StoreError> {
         let message = MemberMessage { to };
+        let body = |version: FormatVersion, out: &mut Vec<u8>| message.encode(version, out);
+        let told = calls::ask_owner(&self.asking, to, Op::Clock, body, None, until).await;
+        let told_ns = match told {
+            Ok((version, reply)) if reply.status == Status::Ok.code() => {
+                let told = ClockReply::decode(version, &reply.body);
+                told.map_err(|fault| StoreError::at(member, fault.into()))?
+                    .told_ns
+            }
+            Ok((_, reply)) => return Ok(Status::from_code(reply.status)),
+            Err(StoreErrorKind::Refused(status)) => return Ok(status),
+            Err(kind) => return Err(StoreError::at(member, kind)),
+        };
+        let term = term(told_ns, until);
+        let message = ChangeMessage { to, term };
         let body = |version: FormatVersion, out: &mut Vec<u8>| message.encode(version, out);
         match calls::ask_owner(&self.asking, to, Op::Retire, body, None, until).await {
             Ok((_, reply)) => Ok(Status::from_code(reply.status)),
             Err(StoreErrorKind::Refused(status)) => Ok(status),
-            Err(kind) => Err(kind),
+            Err(kind) => Err(in_doubt(StoreError::at(member, kind))),
         }
     }
 

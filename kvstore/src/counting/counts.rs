@@ -94,8 +94,12 @@ impl Counts {
 
     /// How many requests for objects ended with `is_it`.
     fn sum(&self, is_it: impl Fn(Outcome) -> bool) -> u64 {
-        let is_for_object =
-            |op: &Op| !matches!(op, Op::Stat | Op::Map | Op::Tell | Op::Adapters | Op::Pair);
+        let is_for_object = |op: &Op| {
+            !matches!(
+                op,
+                Op::Stat | Op::Map | Op::Clock | Op::Tell | Op::Adapters | Op::Pair
+            )
+        };
         let ops = Op::ALL.iter().zip(&self.ops);
         let ops = ops.filter(|(op, _)| is_for_object(op));
         let counted = ops.flat_map(|(_, op)| Outcome::ALL.into_iter().zip(&op.outcomes));

@@ -44,8 +44,11 @@ pub(crate) enum Steer {
     /// To leave the map at once. Answered when the coordinator knows, or the lease has run out.
     Leave(oneshot::Sender<()>),
     /// "Remove all": the next map is of a later generation. Answered when this node knows it, with its epoch
-    /// and generation.
-    Clear(oneshot::Sender<(Epoch, Generation)>),
+    /// and generation; not begun later than that.
+    Clear {
+        until: Time,
+        answer: oneshot::Sender<(Epoch, Generation)>,
+    },
     /// Another map than that of this epoch: what a drive keeps for it and does not forget is to count no more.
     Renew(Epoch),
     /// Another quota of a tenant, in bytes, or none. Answered when the coordinator has it; not made later than that.
@@ -184,7 +187,9 @@ pub(crate) async fn steer(
             Next::Steer(Steer::Joined(answer)) => joining.push(answer),
             Next::Steer(Steer::Drain) => membership.drain(),
             Next::Steer(Steer::Renew(epoch)) => membership.renew_map(epoch),
-            Next::Steer(Steer::Clear(answer)) => Clear::begin(answer, &mut clearing),
+            Next::Steer(Steer::Clear { until, answer }) => {
+                Clear::begin((until, answer), &mut clearing);
+            }
             Next::Steer(Steer::Quota {
                 tenant,
                 quota_bytes,
@@ -287,24 +292,32 @@ fn answer_joined(
 struct Clear {
     /// Its generation, once that is known.
     generation: Option<u64>,
+    /// From when on nobody waits for it.
+    until: Time,
     answer: oneshot::Sender<(Epoch, Generation)>,
 }
 
 impl Clear {
     /// One more, if there are not too many.
-    fn begin(answer: oneshot::Sender<(Epoch, Generation)>, clearing: &mut Vec<Self>) {
+    fn begin(
+        (until, answer): (Time, oneshot::Sender<(Epoch, Generation)>),
+        clearing: &mut Vec<Self>,
+    ) {
         if clearing.len() >= CLEARING_MAX {
             return tracing::warn!("too many wait for everything to be removed");
         }
         clearing.push(Self {
             generation: None,
+            until,
             answer,
         });
     }
 }
 
-/// Brings each further: those that are not done.
-fn clear(membership: &Membership, clearing: Vec<Clear>) -> Vec<Clear> {
+/// Brings each further: those that are not done, and may be.
+fn clear(membership: &Membership, mut clearing: Vec<Clear>) -> Vec<Clear> {
+    let now = time::now();
+    clearing.retain(|clear| now < clear.until);
     // Nothing is written under a map that this node does not know, while it is in the cluster: who asks
     // now means no later generation than the next.
     let Some(map) = membership.map().filter(|_| membership.is_serving()) else {
@@ -323,7 +336,7 @@ fn clear(membership: &Membership, clearing: Vec<Clear>) -> Vec<Clear> {
             Some(_) => left.push(clear),
             None => {
                 let next = map.generation() + 1;
-                membership.raise_generation(next);
+                membership.raise_generation(next, clear.until);
                 left.push(Clear {
                     generation: Some(next),
                     ..clear

@@ -26,6 +26,7 @@ use lunette_runtime::{
     Answer, MeshError, Runtime, Sender, channel, core_count, entropy, spawn_local, spawn_on,
 };
 use lunette_runtime_core::ids::CoreIndex;
+use lunette_runtime_core::time::Time;
 
 use self::core::{Announced, CorePlan, Question, run_core};
 use crate::cluster_client::ClusterClientOptions;
@@ -303,7 +304,8 @@ impl SeatedNode {
     /// [`NodeError::NoCluster`]: it was not told of one, or ended meanwhile.
     pub async fn clear_cluster(&self) -> Result<(), NodeError> {
         let (answer, answered) = oneshot::channel();
-        self.steer(Steer::Clear(answer))?;
+        let until = Time::MAX;
+        self.steer(Steer::Clear { until, answer })?;
         let cleared = answered.await;
         cleared.map_or(Err(NodeError::NoCluster), |_generation| Ok(()))
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lunette_kvstore_proto::message::directory::MemberMessage;
+use lunette_kvstore_proto::message::directory::{ChangeMessage, ClockReply, MemberMessage, Term};
 use lunette_kvstore_proto::message::{FormatVersion, NodeState, Op, Status};
 use lunette_kvstore_proto::placement::Seat;
 use lunette_runtime::{spawn_local, time};
@@ -20,7 +20,20 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const CLEARING_MAX: usize = 64;
 
 async fn clear(connection: &Connection, to: Seat, timeout: Duration) -> Option<Status> {
-    let body = |out: &mut Vec<u8>| MemberMessage { to }.encode(FormatVersion(1), out);
+    let version = FormatVersion(1);
+    let body = |out: &mut Vec<u8>| MemberMessage { to }.encode(version, out);
+    let asked = connection.call(Op::Clock.code(), body, Attachments::default(), timeout);
+    let reply = asked.await.ok()?;
+    let status = Status::from_code(reply.status);
+    if status != Status::Ok {
+        return Some(status);
+    }
+    let told = ClockReply::decode(version, &reply.body).expect("its clock");
+    let term = Term {
+        told_ns: told.told_ns,
+        wait_ms: 60_000,
+    };
+    let body = |out: &mut Vec<u8>| ChangeMessage { to, term }.encode(version, out);
     let asked = connection.call(Op::Clear.code(), body, Attachments::default(), timeout);
     asked
         .await

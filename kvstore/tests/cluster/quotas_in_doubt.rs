@@ -1,7 +1,6 @@
 //! Quotas that are set while nobody can: whether they are is known, or is not, and what is not set in time is not set later.
 
 use std::cell::Cell;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use lunette_runtime::{CoreOptions, time};
 
 use super::on_each_driver::run;
 use super::scene::Scene;
-use super::town::{CLIENTS, COORDINATOR, MEMBER, connected, coordinate, member, start_two};
+use super::town::{CLIENTS, COORDINATOR, MEMBER, connected, coordinate, member};
 
 const WORLDS: u64 = 3;
 const MIB: u64 = 1 << 20;
@@ -132,54 +131,4 @@ fn what_a_member_could_not_set_in_time_it_does_not_set_when_it_is_back() {
     town.world.mend(other, one);
     goes_on.set(true);
     town.run_until("it ends", |_| asked.is_there());
-}
-
-/// Whatever of it was on its way: a member is stopped at any moment while it is asked, and goes on when somebody else has
-/// set another one.
-#[test]
-fn what_comes_late_changes_nothing() {
-    let mut late = 0;
-    for seed in 0..60 {
-        let mut world = World::new(seed, WorldOptions::default());
-        let second = SocketAddr::new(Ipv4Addr::new(10, 0, 0, 4).into(), MEMBER.port());
-        let paused = start_two(&mut world, second);
-        let clients = world.start(CLIENTS, 1, CoreOptions::default());
-        let (begins, has_begun) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
-        let (goes_on, is_set) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(0)));
-        let (begin, begun) = (Rc::clone(&begins), Rc::clone(&has_begun));
-        let (go_on, set) = (Rc::clone(&goes_on), Rc::clone(&is_set));
-        let asked = world.spawn(clients, 0, move || async move {
-            let client = connected().await;
-            while client.map().members().len() < 2 {
-                time::sleep(Duration::from_millis(10)).await;
-                drop(client.exists(&[b"any".to_vec()]).await);
-            }
-            begun.set(true);
-            wait_for(&begin).await;
-            let first = client.set_quota(&named("a"), quota()).await;
-            let second = NonZeroU64::new(MIB);
-            while client.set_quota(&named("a"), second).await.is_err() {}
-            set.set(if first.is_ok() { 1 } else { 2 });
-            wait_for(&go_on).await;
-            time::sleep(Duration::from_secs(10)).await;
-            let quotas = client.quotas().await.expect("answers");
-            assert_eq!(quotas[0].quota_bytes, MIB, "world {seed}");
-        });
-        let minute = Duration::from_secs(60);
-        let end = world.now() + minute;
-        assert!(world.run_until(end, || has_begun.get()), "it connects");
-        begins.set(true);
-        // It begins at any time within that.
-        let end = world.now() + Duration::from_millis(8) + Duration::from_micros(seed * 100);
-        world.run_until(end, || false);
-        world.pause(paused);
-        let end = world.now() + minute;
-        assert!(world.run_until(end, || is_set.get() > 0), "another sets it");
-        world.resume(paused);
-        late += usize::from(is_set.get() == 2);
-        goes_on.set(true);
-        let end = world.now() + minute;
-        assert!(world.run_until(end, || asked.is_there()), "it ends");
-    }
-    println!("late: {late}");
 }

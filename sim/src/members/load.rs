@@ -58,6 +58,8 @@ const SEVERAL: usize = KEYS / 2;
 const RESERVED_KEEP: Duration = Duration::from_secs(2);
 /// Before a node is asked once more to be emptied.
 const RETIRE_PAUSE: Duration = Duration::from_millis(100);
+/// After that nobody serves who does not know that everything is removed.
+const CLEARED_WAIT: Duration = Duration::from_secs(3);
 /// How often a client that asks late looks whether it is time.
 const LATE_PAUSE: Duration = Duration::from_millis(50);
 /// What a client wants to be held, and for how long.
@@ -347,6 +349,29 @@ impl Load {
             time::sleep(RETIRE_PAUSE).await;
         }
         self.ledger.borrow_mut().count("retired");
+    }
+
+    /// Removes everything at that time, or as soon as that can be.
+    pub(crate) async fn clear(self, at: Time) {
+        let client = self.connect().await;
+        time::sleep(at.since(time::now())).await;
+        let begun = time::now();
+        self.ledger.borrow_mut().begin_clear(begun);
+        let cleared = loop {
+            let begun = time::now();
+            match client.clear().await {
+                Ok(cleared) => break cleared,
+                Err(error) => self.on_failure(begun, "clear", &error.kind),
+            }
+        };
+        self.log
+            .note(&format!("everything is removed: {cleared:?}"));
+        if !cleared.late.is_empty() {
+            // They may show what they have for as long as their lease.
+            time::sleep(CLEARED_WAIT).await;
+        }
+        let mut ledger = self.ledger.borrow_mut();
+        ledger.end_clear(time::now(), begun);
     }
 
     /// Sets one quota after the other.

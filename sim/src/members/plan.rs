@@ -87,8 +87,9 @@ pub(super) struct Plan {
     pub(super) losses_per_mille: u32,
     /// How much memory one of the tenants may have, from when on, if that is bounded at any time.
     pub(super) quotas: Rc<[(Time, Option<u64>)]>,
-    /// When an operator removes everything, if one does.
+    /// When an operator removes everything, if one does, and whether by a client, which asks any member.
     pub(super) clear_at: Option<Time>,
+    pub(super) clears_by_client: bool,
     /// When an operator has a node emptied, and which, if one does.
     pub(super) retire: Option<(Time, u8)>,
     pub(super) faults: Vec<Planned>,
@@ -103,8 +104,14 @@ impl Plan {
     /// When something goes wrong, and until when that has consequences.
     pub(super) fn unrest(&self) -> Rc<[(Time, Time)]> {
         let faults = self.faults.iter();
-        let unrest = faults.map(|planned| (planned.from, planned.until + SETTLES));
-        unrest.collect()
+        let faults = faults.map(|planned| (planned.from, planned.until));
+        // The map changes, and what is on its way then may be lost.
+        let changes = self.clear_at.into_iter();
+        let changes = changes.chain(self.retire.map(|(at, _)| at));
+        let unrest = faults.chain(changes.map(|at| (at, at)));
+        unrest
+            .map(|(from, until)| (from, until + SETTLES))
+            .collect()
     }
 
     /// What this seed makes.
@@ -150,6 +157,7 @@ impl Plan {
             copies_max: 1 + small(&mut random, 3),
             losses_per_mille: random.below(4),
             clear_at: (random.below(4) == 0).then(|| at_ms(FAULTS_FROM_MS + random.below(5_000))),
+            clears_by_client: SplitMix64::new(seed ^ 0x636c_6561).below(2) == 0,
             retire: retires.then_some(retire),
             faults,
         }

@@ -267,7 +267,8 @@ impl Town {
     /// Whichever node looks first has everything removed.
     fn clear_if_due(&mut self) {
         let now = self.world.now();
-        if self.plan.clear_at.take_if(|at| *at <= now).is_some() {
+        let is_due = |at: &mut Time| *at <= now && !self.plan.clears_by_client;
+        if self.plan.clear_at.take_if(is_due).is_some() {
             self.world.log().note("everything is removed");
             self.ledger.borrow_mut().begin_clear(now);
             self.cleared = Some(now);
@@ -289,6 +290,10 @@ impl Town {
         let (load, is_late) = (self.load_of(0), Rc::clone(&self.is_late));
         let looks = || load.look_late(is_late);
         self.late = Some(self.world.spawn(self.clients[0], 0, looks));
+        if let Some(at) = self.plan.clear_at.filter(|_| self.plan.clears_by_client) {
+            let load = self.load();
+            let _clears = self.world.spawn(self.clients[0], 0, move || load.clear(at));
+        }
         let load = self.load();
         let _sets = self.world.spawn(self.clients[0], 0, || load.set_quotas());
         let (load, random) = (self.load(), self.world.draw());

@@ -235,10 +235,10 @@ impl Membership {
         self.state.wake.raise();
     }
 
-    /// Wants the next map to be of at least this generation.
-    pub fn raise_generation(&self, generation: u64) {
+    /// Wants the next map to be of at least this generation: see [`Member::raise_generation`].
+    pub fn raise_generation(&self, generation: u64, until: Time) {
         let mut member = self.state.member.borrow_mut();
-        member.raise_generation(time::now(), generation);
+        member.raise_generation(time::now(), generation, until);
         self.state.wake.raise();
     }
 

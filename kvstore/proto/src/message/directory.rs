@@ -14,7 +14,7 @@
 //! | [`GatherMessage`] | asker | home: the bytes of many objects at once, or nothing |
 //! | [`ReserveMessage`], [`FillMessage`], [`CommitMessage`], [`RevokeMessage`] | asker | owner |
 //! | [`ReplicaMessage`] | owner | owner |
-//! | [`MemberMessage`] | asker | any member |
+//! | [`MemberMessage`], [`ChangeMessage`] | asker | any member: its clock, and what is done while that says so |
 //! | [`QuotaMessage`] | asker | any member: quotas of tenants, and changes of them |
 //! | [`ListMessage`] | asker | owner: keys of what it has |
 //! | [`PeekMessage`] | asker | home: lookups that never wait |
@@ -48,6 +48,7 @@ mod pulled;
 mod quota;
 mod reserved;
 mod scatter;
+mod term;
 mod to_home;
 mod to_owner;
 mod wire;
@@ -57,7 +58,7 @@ pub use adapters::{
     PairMessage, PushPlace, PushWish, PushWrite, PushedReply, Reach, Reached,
 };
 pub use ask::{Answer, Ask, AskerId, Found, HoldWish, Only, WAIT_MS_MAX};
-pub use clearing::{ClearReply, MemberMessage};
+pub use clearing::{ChangeMessage, ClearReply, MemberMessage};
 pub use envelope::{AnswerMessage, AskMessage, Content, ITEMS_MAX, SeatMessage};
 pub use gather::{GATHERED_BYTES_MAX, GATHERED_MAX, GatherMessage, Gathered};
 pub use held::{Held, REACHED_MAX, ReachMessage};
@@ -77,5 +78,6 @@ pub use reserved::{
 pub use scatter::{
     SCATTERED_BYTES_MAX, SCATTERED_MAX, ScatterHead, ScatterMessage, ScatterWrite, Scattered,
 };
+pub use term::{ClockReply, Term};
 pub use to_home::{OpId, ToHome};
 pub use to_owner::{HOLDERS_MAX, Refusal, ToOwner};

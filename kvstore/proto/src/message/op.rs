@@ -76,6 +76,8 @@ pub enum Op {
     Quota = 34,
     /// To be emptied: the next map has the node as the home of nothing.
     Retire = 35,
+    /// What the core's clock says, by which it is told until when something may be done.
+    Clock = 36,
 }
 
 /// The code stands for no operation that this version knows: answer
@@ -89,7 +91,7 @@ pub struct UnknownOp(
 
 impl Op {
     /// All operations.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 36] = [
         Self::Get,
         Self::Put,
         Self::Exists,
@@ -125,6 +127,7 @@ impl Op {
         Self::Scatter,
         Self::Quota,
         Self::Retire,
+        Self::Clock,
     ];
 
     /// Its code on the wire.
@@ -176,7 +179,7 @@ mod tests {
             }
         }
         let codes = Op::ALL.map(Op::code);
-        let expected: Vec<u16> = (1..=35).collect();
+        let expected: Vec<u16> = (1..=36).collect();
         assert_eq!(codes.as_slice(), expected);
     }
 }

@@ -1,8 +1,12 @@
 //! "Remove all", and to be emptied, for a client that asks.
 
 use futures_channel::oneshot;
-use lunette_kvstore_proto::message::directory::{ClearReply, MemberMessage};
+use lunette_kvstore_proto::message::directory::{
+    ChangeMessage, ClearReply, ClockReply, MemberMessage, Term,
+};
 use lunette_kvstore_proto::message::{NodeState, Status};
+use lunette_runtime::time;
+use lunette_runtime_core::time::Time;
 use lunette_transfer::{Intake, Later, Response};
 
 use super::{MemberService, Pending, version_of};
@@ -18,15 +22,19 @@ impl MemberService {
         body: &[u8],
         counting: &mut Counting,
     ) -> Result<Intake<Pending>, Status> {
-        let message = MemberMessage::decode(body).map_err(bad_request)?;
+        let message = ChangeMessage::decode(body).map_err(bad_request)?;
         let version = version_of(body)?;
         self.check(message.to)?;
+        let until = until(message.term)?;
         let (state, _) = self.core.standing();
         if !matches!(state, NodeState::Serving | NodeState::Draining) {
             return Err(Status::Unavailable);
         }
         let (answer, cleared) = oneshot::channel();
-        let asked = self.steering.clone().try_send(Steer::Clear(answer));
+        let asked = self
+            .steering
+            .clone()
+            .try_send(Steer::Clear { until, answer });
         asked.map_err(|_full| Status::Busy)?;
         let mut counting = counting.waits();
         Ok(Intake::Later(Later::new(async move {
@@ -44,10 +52,27 @@ impl MemberService {
 
     /// Answered at once: who asks sees in the map when it is so. A node that is cut off is asked again later.
     pub(super) fn retire(&self, body: &[u8]) -> Result<Response, Status> {
-        let message = MemberMessage::decode(body).map_err(bad_request)?;
+        let message = ChangeMessage::decode(body).map_err(bad_request)?;
         self.check(message.to)?;
+        until(message.term)?;
         let asked = self.steering.clone().try_send(Steer::Drain);
         asked.map_err(|_full| Status::Busy)?;
         Ok(Response::default())
     }
+
+    /// By which who asks is told until when something may be done.
+    pub(super) fn clock(&self, body: &[u8]) -> Result<Response, Status> {
+        let message = MemberMessage::decode(body).map_err(bad_request)?;
+        let version = version_of(body)?;
+        self.check(message.to)?;
+        let told_ns = time::now().as_ns();
+        let mut response = Response::default();
+        ClockReply { told_ns }.encode(version, &mut response.body);
+        Ok(response)
+    }
+}
+
+/// Until when what is asked may be done. Nothing is done of what was on its way for so long that whoever asked has gone on.
+pub(super) fn until(term: Term) -> Result<Time, Status> {
+    term.until(time::now()).ok_or(Status::Busy)
 }

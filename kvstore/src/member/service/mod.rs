@@ -46,7 +46,7 @@ use scattering::{PendingScatter, on_scattered};
 use writing::{PendingReplica, PendingWrite, on_written};
 
 /// What members of clusters are asked.
-const OPS: [Op; 31] = [
+const OPS: [Op; 32] = [
     Op::Stat,
     Op::Map,
     Op::Tell,
@@ -78,6 +78,7 @@ const OPS: [Op; 31] = [
     Op::Scatter,
     Op::Quota,
     Op::Retire,
+    Op::Clock,
 ];
 
 /// Requests that may wait at one core; further ones are told that it is busy.
@@ -250,6 +251,7 @@ impl Service for MemberService {
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
             Ok(Op::Clear) => self.clear(request.body, counted),
             Ok(Op::Retire) => self.retire(request.body).map(Intake::Answer),
+            Ok(Op::Clock) => self.clock(request.body).map(Intake::Answer),
             Ok(Op::Quota) => self.quota(request.body, counted),
             Ok(Op::List) => self.list(request.body, counted),
             Ok(Op::Peek) => self.peek(request.body).map(Intake::Answer),

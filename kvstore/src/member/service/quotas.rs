@@ -1,15 +1,12 @@
 //! Quotas of tenants, for a client that asks.
 
-use std::time::Duration;
-
 use futures_channel::oneshot;
 use lunette_cluster::proto::member::QuotaRefusal;
 use lunette_kvstore_proto::message::directory::{QuotaMessage, QuotaReply};
 use lunette_kvstore_proto::message::{FormatVersion, Status};
-use lunette_runtime::time;
-use lunette_runtime_core::time::Time;
 use lunette_transfer::{Intake, Later, Response};
 
+use super::clearing::until;
 use super::{MemberService, Pending, version_of};
 use crate::counting::Counting;
 use crate::member::steering::Steer;
@@ -27,19 +24,13 @@ impl MemberService {
         self.check(message.to)?;
         let reply = QuotaReply {
             epoch: self.core.map().epoch(),
-            told_ns: time::now().as_ns(),
             quotas: self.core.quota_uses(),
         };
         let Some(change) = message.change else {
             return Ok(Intake::Answer(answer(version, &reply)));
         };
         let (told, made) = oneshot::channel();
-        let asked_from = Time::from_ns(change.told_ns);
-        let until = asked_from + Duration::from_millis(change.wait_ms.into());
-        if asked_from > time::now() || until <= time::now() {
-            // It was on its way for long: whoever asked has gone on.
-            return Err(Status::Busy);
-        }
+        let until = until(change.term)?;
         let asked = Steer::Quota {
             tenant: change.tenant,
             quota_bytes: change.quota_bytes,

@@ -539,6 +539,7 @@ const fn op_word(op: Option<Op>) -> &'static str {
         Some(Op::Revoke) => "revoke",
         Some(Op::Clear) => "clear",
         Some(Op::Retire) => "retire",
+        Some(Op::Clock) => "clock",
         Some(Op::Peek) => "peek",
         Some(Op::Meet) => "meet",
         Some(Op::FindNear) => "find_near",

@@ -255,7 +255,7 @@ fn a_rack_that_goes_at_once_goes_in_few_changes() {
 fn a_raised_generation_is_in_the_next_map() {
     let mut cluster = joined(2);
     let now = cluster.now;
-    cluster.nodes[1].member.raise_generation(now, 7);
+    cluster.nodes[1].member.raise_generation(now, 7, Time::MAX);
     cluster.run(3 * SECOND);
     assert_eq!(cluster.map().generation(), 7);
     assert_eq!(cluster.epochs, [Epoch(1), Epoch(2)]);

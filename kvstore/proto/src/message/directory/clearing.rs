@@ -1,7 +1,7 @@
 //! What a client asks of a member as a whole: "remove all", and to be emptied.
 //!
 //! ```text
-//!  clear, retire:  version u8 | to seat
+//!  clear, retire:  version u8 | to seat | term
 //!  cleared:        epoch u64 | generation u64
 //!  retires:        (nothing)
 //! ```
@@ -11,17 +11,27 @@
 
 use lunette_cluster_proto::map::Epoch;
 
+use super::term::Term;
 use super::wire::{Decoder, Encoder, Wire, body, fields};
 use crate::message::{FormatVersion, MessageFault};
 use crate::placement::Seat;
 use crate::version::Generation;
 
+/// To say what the clock of a core says ([`Op::Clock`](crate::message::Op::Clock)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberMessage {
+    /// A core of a member: one life of it only.
+    pub to: Seat,
+}
+
 /// To make everything dead that was written before, on every member ([`Op::Clear`](crate::message::Op::Clear)); or to be emptied, so
 /// that it is the home of nothing, and can leave ([`Op::Retire`](crate::message::Op::Retire)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemberMessage {
+pub struct ChangeMessage {
     /// A core of a member, of any where everything is to be removed: one life of it only.
     pub to: Seat,
+    /// Until when it may be done.
+    pub term: Term,
 }
 
 /// It is done: whoever knows this map has nothing of an earlier generation.
@@ -35,6 +45,29 @@ pub struct ClearReply {
 
 fields!(ClearReply { epoch, generation });
 body!(ClearReply);
+
+impl ChangeMessage {
+    /// Appends the message to `out`, in a version that is spoken here.
+    pub fn encode(&self, version: FormatVersion, out: &mut Vec<u8>) {
+        let out = &mut Encoder::begin(version, out);
+        self.to.put(out);
+        self.term.put(out);
+    }
+
+    /// The message in `body`.
+    ///
+    /// # Errors
+    /// [`MessageFault`] if it holds anything else than one message.
+    pub fn decode(body: &[u8]) -> Result<Self, MessageFault> {
+        let reader = &mut Decoder::begin(body)?;
+        let message = Self {
+            to: Wire::take(reader)?,
+            term: Wire::take(reader)?,
+        };
+        reader.end()?;
+        Ok(message)
+    }
+}
 
 impl MemberMessage {
     /// Appends the message to `out`, in a version that is spoken here.
@@ -79,6 +112,21 @@ mod tests {
         }
         body.push(0);
         assert_eq!(MemberMessage::decode(&body), Err(MessageFault::Trailing(1)));
+        let term = Term {
+            told_ns: 5,
+            wait_ms: 0x0102,
+        };
+        let message = ChangeMessage { to, term };
+        body.clear();
+        message.encode(version, &mut body);
+        let when = [5, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0];
+        assert_eq!(body, [&golden[..], &when].concat());
+        assert_eq!(ChangeMessage::decode(&body), Ok(message));
+        for len in 0..body.len() {
+            assert!(ChangeMessage::decode(&body[..len]).is_err(), "cut at {len}");
+        }
+        body.push(0);
+        assert_eq!(ChangeMessage::decode(&body), Err(MessageFault::Trailing(1)));
         let reply = ClearReply {
             epoch: Epoch(5),
             generation: Generation(6),

@@ -11,6 +11,7 @@
 use lunette_cluster_proto::map::Epoch;
 use lunette_runtime_core::codec::Writer;
 
+use super::term::Term;
 use super::wire::{Decoder, Encoder, Wire, body, fields, put_all, take_all, unknown};
 use crate::credit::QUOTAS_MAX;
 use crate::message::{FormatVersion, MessageFault};
@@ -33,11 +34,8 @@ pub struct QuotaChange {
     pub tenant: Tenant,
     /// How many bytes; `None`: it is to have none.
     pub quota_bytes: Option<u64>,
-    /// When this core told who asks of quotas, by its own clock ([`QuotaReply::told_ns`]).
-    pub told_ns: u64,
-    /// How long it is waited for since then, in milliseconds. It is not made later, whenever this comes: others may have set it
-    /// by then.
-    pub wait_ms: u32,
+    /// Until when it may be made.
+    pub term: Term,
 }
 
 /// What a core knows of one quota.
@@ -58,8 +56,6 @@ pub struct QuotaUse {
 pub struct QuotaReply {
     /// The map that the core knows: there may be members in it of which who asks has not heard.
     pub epoch: Epoch,
-    /// When it is told, by the core's own clock, which nobody else reads.
-    pub told_ns: u64,
     /// By tenant.
     pub quotas: Vec<QuotaUse>,
 }
@@ -67,8 +63,7 @@ pub struct QuotaReply {
 fields!(QuotaChange {
     tenant,
     quota_bytes,
-    told_ns,
-    wait_ms
+    term
 });
 fields!(QuotaUse {
     tenant,
@@ -94,14 +89,12 @@ impl Wire for Tenant {
 impl Wire for QuotaReply {
     fn put(&self, out: &mut Encoder<'_>) {
         self.epoch.put(out);
-        self.told_ns.put(out);
         put_all(&self.quotas, QUOTAS_MAX, out);
     }
 
     fn take(reader: &mut Decoder<'_>) -> Result<Self, MessageFault> {
         Ok(Self {
             epoch: Wire::take(reader)?,
-            told_ns: Wire::take(reader)?,
             quotas: take_all(reader, QUOTAS_MAX)?,
         })
     }
@@ -149,8 +142,10 @@ mod tests {
             change: change.map(|(name, quota_bytes)| QuotaChange {
                 tenant: tenant(name),
                 quota_bytes,
-                told_ns: 3,
-                wait_ms: 0x0102,
+                term: Term {
+                    told_ns: 3,
+                    wait_ms: 0x0102,
+                },
             }),
         }
     }
@@ -202,12 +197,11 @@ mod tests {
         };
         let reply = QuotaReply {
             epoch: Epoch(4),
-            told_ns: 5,
             quotas: vec![quota],
         };
         let mut body = Vec::new();
         reply.encode(VERSION, &mut body);
-        let first = [4_u64, 5].map(u64::to_le_bytes).concat();
+        let first = 4_u64.to_le_bytes();
         let numbers = [1_u64, 2, 3].map(u64::to_le_bytes).concat();
         let golden = [&first[..], &[1, 0, 7, 0], b"default", &numbers].concat();
         assert_eq!(body, golden);

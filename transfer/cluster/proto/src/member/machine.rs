@@ -2,6 +2,7 @@
 
 mod quotas;
 
+use core::cmp::Ordering;
 use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -79,7 +80,8 @@ pub struct Member {
     /// Whether everything under the prefix is to be read (again).
     must_load: bool,
     must_update: bool,
-    raised_generation: u64,
+    /// The generation that is wanted at least, and until when it is.
+    raised: (u64, Time),
     /// The next map is of a later epoch than this one, whoever is in it.
     renewed: Epoch,
     /// It proposes nothing any more.
@@ -122,7 +124,7 @@ impl Member {
             watch: None,
             must_load: true,
             must_update: false,
-            raised_generation: 0,
+            raised: (0, Time::MAX),
             renewed: Epoch(0),
             abstains: false,
             quota_changes: QuotaChanges::default(),
@@ -275,9 +277,15 @@ impl Member {
         }
     }
 
-    /// Wants the next map to have at least this generation: everything older is dead.
-    pub fn raise_generation(&mut self, now: Time, generation: u64) {
-        self.raised_generation = self.raised_generation.max(generation);
+    /// Wants the next map to have at least this generation: everything older is dead. Until then: where no such map could be
+    /// made in time, nobody wants it any more.
+    pub fn raise_generation(&mut self, now: Time, generation: u64, until: Time) {
+        let (raised, wanted_until) = self.raised;
+        self.raised = match generation.cmp(&raised) {
+            Ordering::Less => (raised, wanted_until),
+            Ordering::Equal => (raised, wanted_until.max(until)),
+            Ordering::Greater => (generation, until),
+        };
         self.retry_at = self.retry_at.min(now);
         self.advance(now);
     }
@@ -573,7 +581,8 @@ impl Member {
         if self.abstains {
             return;
         }
-        let wanted = (self.raised_generation, self.renewed);
+        let (generation, until) = self.raised;
+        let wanted = (if now < until { generation } else { 0 }, self.renewed);
         let map = match self.view.proposal(now, self.options.rejoin_wait, wanted) {
             Proposal::Nothing => return,
             Proposal::Wait(until) => {

@@ -422,7 +422,7 @@ fn a_change_that_is_refused_for_ever_does_not_keep_the_map_from_being_changed() 
     bench.way = Way::Refused;
     bench.set("a", Some(1)).unwrap();
     bench.run(Duration::from_secs(5));
-    bench.member.raise_generation(bench.now, 7);
+    bench.member.raise_generation(bench.now, 7, Time::MAX);
     bench.run(Duration::from_secs(5));
     assert_eq!(bench.member.map().map(ClusterMap::generation), Some(7));
     assert!(bench.tries() > 3);
