@@ -52,10 +52,10 @@ impl ClusterClient {
     async fn ask_to_clear(&self, until: Time) -> Result<ClearReply, StoreErrorKind> {
         let mut turn = entropy();
         while time::now() < until {
-            if let Some((to, _)) = any_seat(&self.asking.map(), turn) {
-                if let Some(reply) = self.ask_to_clear_at(to, until).await? {
-                    return Ok(reply);
-                }
+            if let Some((to, _)) = any_seat(&self.asking.map(), turn)
+                && let Some(reply) = self.ask_to_clear_at(to, until).await?
+            {
+                return Ok(reply);
             }
             turn = turn.wrapping_add(1);
             // Those of the map that is known may all be gone.

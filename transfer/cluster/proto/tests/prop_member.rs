@@ -14,6 +14,7 @@ use lunette_cluster_proto::fence::{Act, NamespaceKind, Standing};
 use lunette_cluster_proto::map::Epoch;
 use lunette_cluster_proto::member::Refusal;
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::time::Time;
 use proptest::collection::vec;
 use proptest::option::of;
 use proptest::prelude::*;
@@ -259,6 +260,27 @@ fn a_raised_generation_is_in_the_next_map() {
     cluster.run(3 * SECOND);
     assert_eq!(cluster.map().generation(), 7);
     assert_eq!(cluster.epochs, [Epoch(1), Epoch(2)]);
+}
+
+/// Whoever wanted it has gone on, and may have written something since.
+#[test]
+fn a_generation_that_was_not_made_in_time_is_in_no_map() {
+    let mut cluster = joined(2);
+    cluster.cut_all();
+    let now = cluster.now;
+    let member = &mut cluster.nodes[1].member;
+    member.raise_generation(now, 7, now + Duration::from_secs(1));
+    member.raise_generation(now, 6, now + Duration::from_secs(60));
+    cluster.run(2 * SECOND);
+    cluster.mend_all();
+    cluster.run(10 * SECOND);
+    assert_eq!(cluster.map().generation(), 0);
+    let now = cluster.now;
+    let member = &mut cluster.nodes[1].member;
+    member.raise_generation(now, 7, now);
+    member.raise_generation(now, 7, now + Duration::from_secs(9));
+    cluster.run(3 * SECOND);
+    assert_eq!(cluster.map().generation(), 7, "another wants it for longer");
 }
 
 #[test]

@@ -282,9 +282,9 @@ impl Member {
     pub fn raise_generation(&mut self, now: Time, generation: u64, until: Time) {
         let (raised, wanted_until) = self.raised;
         self.raised = match generation.cmp(&raised) {
-            Ordering::Less => (raised, wanted_until),
+            Ordering::Less if now < wanted_until => (raised, wanted_until),
             Ordering::Equal => (raised, wanted_until.max(until)),
-            Ordering::Greater => (generation, until),
+            Ordering::Less | Ordering::Greater => (generation, until),
         };
         self.retry_at = self.retry_at.min(now);
         self.advance(now);
