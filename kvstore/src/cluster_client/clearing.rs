@@ -71,7 +71,7 @@ impl ClusterClient {
         until: Time,
     ) -> Result<Option<ClearReply>, StoreErrorKind> {
         let time_left = until.since(time::now());
-        let Some(told_ns) = self.told_ns(to, time::now() + time_left / 4).await else {
+        let Some(told_ns) = self.told_ns(to, time::now() + time_left / 4).await? else {
             return Ok(None);
         };
         let term = term(told_ns, until);

@@ -89,7 +89,7 @@ impl ClusterClient {
     ) -> Result<Asked, StoreErrorKind> {
         let time_left = until.since(time::now());
         // Whatever comes of what follows is over when this client has gone on: the member can tell how long that takes.
-        let Some(told_ns) = self.told_ns(to, time::now() + time_left / 4).await else {
+        let Some(told_ns) = self.told_ns(to, time::now() + time_left / 4).await? else {
             return Ok(Asked::NotSet);
         };
         let until = time::now() + until.since(time::now()) / 2;

@@ -9,20 +9,30 @@ use lunette_transfer::Attachments;
 
 use super::calls::Called;
 use super::{ClusterClient, calls};
+use crate::error::StoreErrorKind;
 
 impl ClusterClient {
     /// What a core's clock says; `None`: it is not there, or does not answer before that.
-    pub(super) async fn told_ns(&self, to: Seat, until: Time) -> Option<u64> {
+    ///
+    /// # Errors
+    /// What no member answers otherwise: it speaks no version that this client does, or knows nothing of this.
+    pub(super) async fn told_ns(
+        &self,
+        to: Seat,
+        until: Time,
+    ) -> Result<Option<u64>, StoreErrorKind> {
         let message = MemberMessage { to };
         let body = |version: FormatVersion, out: &mut Vec<u8>| message.encode(version, out);
         let asked = calls::call(&self.asking, to, Op::Clock, body, Attachments::default());
         let called = time::timeout(until.since(time::now()), asked).await;
-        match called.ok()?.0 {
-            Called::Reply(version, reply) if reply.status == Status::Ok.code() => {
-                let told = ClockReply::decode(version, &reply.body).ok()?;
-                Some(told.told_ns)
-            }
-            _ => None,
+        match called {
+            Ok((Called::Reply(version, reply), _)) => match Status::from_code(reply.status) {
+                Status::Ok => Ok(Some(ClockReply::decode(version, &reply.body)?.told_ns)),
+                status if status == Status::WrongSeat || status.is_retryable() => Ok(None),
+                status => Err(StoreErrorKind::Refused(status)),
+            },
+            Ok((Called::Never(kind), _)) => Err(kind),
+            Ok((Called::Unsent(_) | Called::Unanswered(_), _)) | Err(_) => Ok(None),
         }
     }
 }

@@ -85,6 +85,8 @@ pub(super) struct Plan {
     /// Most copies that a write asks for.
     pub(super) copies_max: u8,
     pub(super) losses_per_mille: u32,
+    /// Whether one of the clients waits for little.
+    pub(super) has_hasty: bool,
     /// How much memory one of the tenants may have, from when on, if that is bounded at any time.
     pub(super) quotas: Rc<[(Time, Option<u64>)]>,
     /// When an operator removes everything, if one does, and whether by a client, which asks any member.
@@ -156,6 +158,7 @@ impl Plan {
             memory_bytes: if is_tight { 10 << 10 } else { MEMORY_BYTES },
             copies_max: 1 + small(&mut random, 3),
             losses_per_mille: random.below(4),
+            has_hasty: SplitMix64::new(seed ^ 0x6861_7374).below(3) == 0,
             clear_at: (random.below(4) == 0).then(|| at_ms(FAULTS_FROM_MS + random.below(5_000))),
             clears_by_client: SplitMix64::new(seed ^ 0x636c_6561).below(2) == 0,
             retire: retires.then_some(retire),

@@ -30,6 +30,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(50);
 const LATE_WAIT: Duration = Duration::from_secs(10);
 /// Most time of an operation.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// The same, of a client that waits for little.
+const HASTY_TIMEOUT: Duration = Duration::from_millis(150);
 
 /// Of each core.
 const DRIVE_BYTES: u64 = 6 << 20;
@@ -205,9 +207,18 @@ impl Town {
     /// As [`load`](Self::load), of a client with adapters where there are any.
     fn load_of(&self, client: u8) -> Load {
         let adapters = self.adapters.clone();
+        let load = self.load();
+        let is_hasty = self.plan.has_hasty && client == CLIENTS - 1;
         Load {
             adapters: adapters.map(|adapters| (adapters, client)),
-            ..self.load()
+            timeout: if is_hasty { HASTY_TIMEOUT } else { TIMEOUT },
+            // It may be over before something that is lost is sent again.
+            unrest: if is_hasty {
+                Rc::new([(Time::ZERO, CALM_FROM)])
+            } else {
+                Rc::clone(&load.unrest)
+            },
+            ..load
         }
     }
 
