@@ -507,6 +507,14 @@ impl MemberCore {
         })
     }
 
+    /// The bytes of a copy are gone. Whether it leaves: see [`Owner::lose`].
+    pub(super) fn lose(&self, place: CopyPlace) -> bool {
+        let reuses = self.bytes.borrow().reuses(place);
+        self.at_owner(self.seat, |owner, now, out| {
+            owner.lose(now, place, reuses, out)
+        })
+    }
+
     /// An asker asks. The answer, now or later.
     pub(crate) fn ask(&self, asker: AskerId, epoch: Epoch, ask: Ask) -> Waiting<Answer> {
         let asked: Asked = (asker, ask.request());

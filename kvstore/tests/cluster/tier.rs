@@ -9,6 +9,7 @@ use std::time::Duration;
 use lunette_kvstore::{
     ClusterClient, DriveReport, Fetched, NodeError, PutOptions, Stored, TierOptions, Value,
 };
+use lunette_kvstore_proto::message::directory::HoldWish;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::sim::{DiskOptions, WorldOptions};
 use lunette_runtime::{spawn_local, time};
@@ -266,6 +267,50 @@ fn what_rots_on_the_drive_is_sent_to_nobody_as_right() {
         lost += drive.lost;
     }
     assert!(lost > 0 && found > 0, "{found} found, {lost} lost");
+}
+
+/// What was promised of it nobody can keep any more: it is a miss at once, and may be put again.
+#[test]
+fn what_rots_on_the_drive_is_held_by_nobody() {
+    let missed = Rc::new(Cell::new(0));
+    for seed in 0..WORLDS {
+        let disk = DiskOptions {
+            rots_per_million: 200_000,
+            ..DiskOptions::default()
+        };
+        let missed = Rc::clone(&missed);
+        in_a_world(seed, with_disk(disk), move || {
+            let missed = Rc::clone(&missed);
+            async move {
+                let mut scene = scene_of_long(Path::new("/drives")).await;
+                scene.set_client_timeout(Duration::from_secs(2));
+                let client = scene.client().await;
+                let all = (LONG_COUNT, LONG_LEN);
+                let pause = Duration::from_millis(50);
+                fill_slowly(&client, all, PutOptions::default(), pause).await;
+                let hold = HoldWish {
+                    holder: 1,
+                    ttl_ms: 60_000,
+                };
+                for n in 0..LONG_COUNT {
+                    let held = client.lookup(&key(n), Some(hold)).await;
+                    assert!(held.is_ok(), "{n}: {held:?}");
+                }
+                for n in 0..LONG_COUNT {
+                    let got = client.get(&key(n), room(LONG_LEN)).await;
+                    let Fetched::Miss { is_known, .. } = got.expect("an answer") else {
+                        continue;
+                    };
+                    assert!(is_known, "{n}");
+                    missed.set(missed.get() + 1);
+                    let again = Value::new(pattern(n, 100));
+                    let again = client.put(&key(n), again, PutOptions::default()).await;
+                    assert!(matches!(again, Ok(Stored::Written { .. })), "{n}");
+                }
+            }
+        });
+    }
+    assert!(missed.get() > 0);
 }
 
 #[test]

@@ -92,6 +92,12 @@ impl Copies {
                 kept.recorded = Time::MAX;
                 self.ended.entry(copy).or_default().is_evicted = true;
             }
+            // Its drive has lost it, whatever was promised.
+            "lost" => {
+                let kept = holders.entry(holder).or_insert(Kept::unknown(now));
+                kept.recorded = Time::MAX;
+                self.ended.entry(copy).or_default().is_lost = true;
+            }
             "abandoned" => *self.moves.entry("abandoned").or_default() += 1,
             // Between memory and the drive.
             "demotes" => {}

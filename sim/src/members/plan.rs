@@ -85,7 +85,7 @@ pub(super) struct Plan {
     /// Most copies that a write asks for.
     pub(super) copies_max: u8,
     pub(super) losses_per_mille: u32,
-    /// Whether one of the clients waits for little.
+    /// Whether one of the clients waits for little, where there is room for everything.
     pub(super) has_hasty: bool,
     /// How much memory one of the tenants may have, from when on, if that is bounded at any time.
     pub(super) quotas: Rc<[(Time, Option<u64>)]>,

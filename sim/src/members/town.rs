@@ -208,7 +208,8 @@ impl Town {
     fn load_of(&self, client: u8) -> Load {
         let adapters = self.adapters.clone();
         let load = self.load();
-        let is_hasty = self.plan.has_hasty && client == CLIENTS - 1;
+        let has_hasty = self.plan.has_hasty && self.plan.is_roomy();
+        let is_hasty = has_hasty && client == CLIENTS - 1;
         Load {
             adapters: adapters.map(|adapters| (adapters, client)),
             timeout: if is_hasty { HASTY_TIMEOUT } else { TIMEOUT },

@@ -283,6 +283,18 @@ impl Owner {
         Ok(())
     }
 
+    /// Its bytes are gone: the copy leaves, whatever was promised of it. Whether it does; one that is arriving cannot yet, and is
+    /// [`there`](Self::has) still.
+    pub fn lose(&mut self, now: Time, place: CopyPlace, reuses: u8, out: Out<'_>) -> bool {
+        let held = self.copies.get(place);
+        let leaves = held.is_some_and(Held::is_published);
+        if leaves {
+            self.holds.forget(place);
+            self.retract(now, place, reuses, out);
+        }
+        leaves
+    }
+
     pub(super) fn retract(&mut self, now: Time, place: CopyPlace, reuses: u8, out: Out<'_>) {
         let held = self.copies.get_mut(place).expect("a copy that is here");
         let is_freed = false;

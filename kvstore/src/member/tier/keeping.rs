@@ -6,7 +6,6 @@ use std::rc::{Rc, Weak};
 
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
 use lunette_kvstore_proto::message::directory::CopyPlace;
-use lunette_kvstore_proto::owner::EvictRefusal;
 
 use super::notes::{self, is_of, place_of};
 use crate::drive::{Drive, Keeper, Loss};
@@ -108,7 +107,8 @@ impl Keeping {
         self.lost.borrow().is_empty()
     }
 
-    /// The homes of what is lost, and is not in memory either, are told.
+    /// The homes of what is lost, and is not in memory either, are told: also of what is held, which nobody can keep any more, and
+    /// of what is arriving, once it is here.
     pub(super) fn give_up_lost(&self, core: &MemberCore) {
         let lost = self.lost.take();
         if lost.is_empty() {
@@ -118,10 +118,10 @@ impl Keeping {
             if core.bytes().borrow().has(place) {
                 continue;
             }
-            match core.evict(place) {
-                Ok(()) => core.tell_copy(place, "leaves"),
-                Err(EvictRefusal::Held { .. }) => self.lost.borrow_mut().push(place),
-                Err(EvictRefusal::NotPublished) => {}
+            if core.lose(place) {
+                core.tell_copy(place, "lost");
+            } else if core.machines().borrow().owner.has(place) {
+                self.lost.borrow_mut().push(place);
             }
         }
         core.settle();
@@ -162,8 +162,8 @@ impl Keeper for Keeping {
             ..Record::default()
         };
         let place = place_of(&record);
-        let is_served = core.machines().borrow().owner.copy(place).is_some();
-        if is_served {
+        let is_there = core.machines().borrow().owner.has(place);
+        if is_there {
             self.lost_count.set(self.lost_count.get() + 1);
             self.lost.borrow_mut().push(place);
             core.busy.raise();
