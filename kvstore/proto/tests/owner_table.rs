@@ -65,6 +65,8 @@ enum Event {
     Drop,
     Read,
     Evict,
+    /// Its bytes are gone.
+    Gone,
     /// The map changes, and the home is the same.
     Map,
     /// The writer waits no longer.
@@ -96,7 +98,7 @@ use Did::{
     SaidAbandon, SaidDropped, SaidKept, Served, Wrote,
 };
 use Event::{
-    Drop, Evict, Exists, Granted, Late, Lost, Map, Read as Reads, Recorded, Replaces, Whole,
+    Drop, Evict, Exists, Gone, Granted, Late, Lost, Map, Read as Reads, Recorded, Replaces, Whole,
 };
 use FreeCause::{Evicted, Ordered, Unrecorded};
 use State::{
@@ -106,11 +108,11 @@ use State::{
 const STATES: [State; 9] = [
     Absent, Claiming, Claimed, Publishing, GivenUp, Replacing, Published, Retracting, Joining,
 ];
-const EVENTS: [Event; 11] = [
-    Whole, Granted, Exists, Recorded, Replaces, Lost, Drop, Reads, Evict, Map, Late,
+const EVENTS: [Event; 12] = [
+    Whole, Granted, Exists, Recorded, Replaces, Lost, Drop, Reads, Evict, Gone, Map, Late,
 ];
 
-const TABLE: [(State, Event, &[Did]); 99] = [
+const TABLE: [(State, Event, &[Did]); 108] = [
     (Absent, Whole, &[]),
     // Nobody waits for it: others need not either.
     (Absent, Granted, &[SaidAbandon]),
@@ -122,6 +124,7 @@ const TABLE: [(State, Event, &[Did]); 99] = [
     (Absent, Drop, &[SaidDropped]),
     (Absent, Reads, &[]),
     (Absent, Evict, &[]),
+    (Absent, Gone, &[]),
     (Absent, Map, &[]),
     (Absent, Late, &[]),
     (Claiming, Whole, &[]),
@@ -133,6 +136,7 @@ const TABLE: [(State, Event, &[Did]); 99] = [
     (Claiming, Drop, &[SaidDropped]),
     (Claiming, Reads, &[]),
     (Claiming, Evict, &[]),
+    (Claiming, Gone, &[]),
     (Claiming, Map, &[AskedClaim]),
     (Claiming, Late, &[SaidAbandon, Discarded, IsBusy]),
     (Claimed, Whole, &[AskedPublish]),
@@ -144,6 +148,7 @@ const TABLE: [(State, Event, &[Did]); 99] = [
     (Claimed, Drop, &[SaidDropped]),
     (Claimed, Reads, &[]),
     (Claimed, Evict, &[]),
+    (Claimed, Gone, &[]),
     // The claim was the former epoch's.
     (Claimed, Map, &[AskedClaim]),
     (Claimed, Late, &[SaidAbandon, Discarded, IsBusy]),
@@ -157,6 +162,7 @@ const TABLE: [(State, Event, &[Did]); 99] = [
     (Publishing, Drop, &[Discarded, Interrupts, SaidDropped]),
     (Publishing, Reads, &[]),
     (Publishing, Evict, &[]),
+    (Publishing, Gone, &[]),
     (Publishing, Map, &[AskedPublish]),
     // It may be recorded, and what it replaces be gone: its home is asked on.
     (Publishing, Late, &[Interrupts, AskedPublish]),
@@ -169,6 +175,7 @@ const TABLE: [(State, Event, &[Did]); 99] = [
     (GivenUp, Drop, &[Discarded, SaidDropped]),
     (GivenUp, Reads, &[]),
     (GivenUp, Evict, &[]),
+    (GivenUp, Gone, &[]),
     // Its next home need not know what was removed.
     (GivenUp, Map, &[Named, Freed(Evicted), AskedRetract]),
     (GivenUp, Late, &[AskedPublish]),
@@ -181,6 +188,7 @@ const TABLE: [(State, Event, &[Did]); 99] = [
     (Replacing, Drop, &[Discarded, SaidDropped]),
     (Replacing, Reads, &[]),
     (Replacing, Evict, &[]),
+    (Replacing, Gone, &[]),
     // It is a copy like others.
     (Replacing, Map, &[AskedPublish]),
     (Replacing, Late, &[AskedPublish]),
@@ -193,6 +201,7 @@ const TABLE: [(State, Event, &[Did]); 99] = [
     (Published, Drop, &[Freed(Ordered), SaidDropped]),
     (Published, Reads, &[Served]),
     (Published, Evict, &[AskedRetract]),
+    (Published, Gone, &[AskedRetract]),
     (Published, Map, &[]),
     (Published, Late, &[]),
     (Retracting, Whole, &[]),
@@ -204,6 +213,7 @@ const TABLE: [(State, Event, &[Did]); 99] = [
     (Retracting, Drop, &[Freed(Evicted), SaidDropped]),
     (Retracting, Reads, &[Served]),
     (Retracting, Evict, &[]),
+    (Retracting, Gone, &[]),
     // The next home is not told of it.
     (Retracting, Map, &[Freed(Evicted), AskedRetract]),
     (Retracting, Late, &[AskedRetract]),
@@ -216,6 +226,7 @@ const TABLE: [(State, Event, &[Did]); 99] = [
     (Joining, Drop, &[Freed(Unrecorded), SaidDropped]),
     (Joining, Reads, &[]),
     (Joining, Evict, &[]),
+    (Joining, Gone, &[]),
     (Joining, Map, &[AskedPublish]),
     (Joining, Late, &[AskedPublish]),
 ];
@@ -413,6 +424,12 @@ impl Bench {
                     Err(EvictRefusal::NotPublished)
                 };
                 assert_eq!(evicted, expected, "{state:?}");
+            }
+            Gone => {
+                let has = matches!(state, Published | Retracting | Joining);
+                assert_eq!(self.owner.has(PLACE), has, "{state:?}");
+                let leaves = self.owner.lose(at(0), PLACE, 3, &mut self.out);
+                assert_eq!(leaves, state == Published, "{state:?}");
             }
             Map => self.owner.on_map(at(0), &map(2), &mut self.out),
             Late => self.owner.on_tick(at(2000), &mut self.out),

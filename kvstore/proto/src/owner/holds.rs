@@ -2,7 +2,7 @@
 //!
 //! A hold binds eviction and nothing else. Memory is safe without it, since a read pins what it
 //! reads; and neither a removal waits for it, nor a home that has one copy too many, or one at a member that is to
-//! be emptied: the object is elsewhere then, and held by nobody.
+//! be emptied: the object is elsewhere then, and held by nobody. Nor does it bring back what a drive has lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
