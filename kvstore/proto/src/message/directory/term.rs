@@ -23,7 +23,7 @@ pub struct ClockReply {
     pub told_ns: u64,
 }
 
-/// See the [module](self).
+/// Until when something may be done, by the clock of who does it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
     /// What the clock of the core that is asked has said ([`ClockReply::told_ns`]).
