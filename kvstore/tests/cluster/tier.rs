@@ -269,6 +269,44 @@ fn what_rots_on_the_drive_is_sent_to_nobody_as_right() {
     assert!(lost > 0 && found > 0, "{found} found, {lost} lost");
 }
 
+/// Also on the drive: what is least likely to be asked for leaves before.
+#[test]
+fn what_is_held_stays_on_a_drive_that_is_full() {
+    const HELD: usize = 6;
+    const TURN: usize = 40;
+    run(WORLDS, || async {
+        let folder = tempfile::tempdir().expect("a folder");
+        let scene = scene(1, folder.path()).await;
+        let client = scene.client().await;
+        fill(&client, COUNT, LEN, PutOptions::default()).await;
+        let hold = HoldWish {
+            holder: 1,
+            ttl_ms: 5_000,
+        };
+        for first in (COUNT..4 * COUNT).step_by(TURN) {
+            for n in 0..HELD {
+                let held = client.lookup(&key(n), Some(hold)).await;
+                let held = held.expect("an answer").expect("it is there");
+                assert!(held.held_ms > 0, "{n}: {held:?}");
+            }
+            fill_from(&client, first..first + TURN, LEN, PutOptions::default()).await;
+        }
+        let [drive] = drives(&scene).await[..] else {
+            panic!("one core has a drive");
+        };
+        assert!(drive.lost > COUNT as u64, "{drive:?}");
+        for n in 0..HELD {
+            assert!(is_found(&client, n, LEN).await, "{n} of {drive:?}");
+        }
+        let others = HELD..COUNT;
+        let mut left = 0;
+        for n in others {
+            left += usize::from(is_found(&client, n, LEN).await);
+        }
+        assert!(left < COUNT / 2, "{left}");
+    });
+}
+
 /// What was promised of it nobody can keep any more: it is a miss at once, and may be put again.
 #[test]
 fn what_rots_on_the_drive_is_held_by_nobody() {
@@ -290,7 +328,7 @@ fn what_rots_on_the_drive_is_held_by_nobody() {
                 fill_slowly(&client, all, PutOptions::default(), pause).await;
                 let hold = HoldWish {
                     holder: 1,
-                    ttl_ms: 60_000,
+                    ttl_ms: 5_000,
                 };
                 for n in 0..LONG_COUNT {
                     let held = client.lookup(&key(n), Some(hold)).await;

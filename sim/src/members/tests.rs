@@ -10,6 +10,8 @@ use super::ledger::{Cause, Hit, Hold, Ledger};
 use super::load::{fingerprint_high, len_of};
 use crate::hearing::Told;
 
+mod doubts;
+
 const KEY: usize = 3;
 
 fn at(ms: u64) -> Time {

@@ -273,14 +273,18 @@ impl Owner {
         if held.is_none() {
             return Err(EvictRefusal::NotPublished);
         }
-        if let Some(until) = self.holds.until(place)
-            && now < until
-            && !mutant::is_on(Mutant::HoldIgnored)
-        {
+        if let Some(until) = self.held_until(now, place) {
             return Err(EvictRefusal::Held { until });
         }
         self.retract(now, place, reuses, out);
         Ok(())
+    }
+
+    /// Until when a copy is held, if it is.
+    #[must_use]
+    pub fn held_until(&self, now: Time, place: CopyPlace) -> Option<Time> {
+        let until = self.holds.until(place);
+        until.filter(|until| now < *until && !mutant::is_on(Mutant::HoldIgnored))
     }
 
     /// Its bytes are gone: the copy leaves, whatever was promised of it. Whether it does; one that is arriving cannot yet, and is

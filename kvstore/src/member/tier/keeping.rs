@@ -6,6 +6,7 @@ use std::rc::{Rc, Weak};
 
 use lunette_kvstore_log::record::{Fingerprint, Record, Version};
 use lunette_kvstore_proto::message::directory::CopyPlace;
+use lunette_runtime::time;
 
 use super::notes::{self, is_of, place_of};
 use crate::drive::{Drive, Keeper, Loss};
@@ -23,7 +24,7 @@ pub(super) struct Keeping {
     /// Records that were read since they were written, or whose copies left memory since: they get another turn. As many as there are records.
     read: RefCell<BTreeSet<Fingerprint>>,
     /// Copies whose records are gone, until their homes are told.
-    lost: RefCell<Vec<CopyPlace>>,
+    lost: RefCell<Vec<(CopyPlace, Loss)>>,
     lost_count: Cell<u64>,
     /// Whether what the home knew is being written, which stays.
     remembers: Cell<bool>,
@@ -114,14 +115,15 @@ impl Keeping {
         if lost.is_empty() {
             return;
         }
-        for place in lost {
+        for (place, loss) in lost {
             if core.bytes().borrow().has(place) {
                 continue;
             }
             if core.lose(place) {
-                core.tell_copy(place, "lost");
+                let is_evicted = loss == Loss::Reclaimed;
+                core.tell_copy(place, if is_evicted { "leaves" } else { "lost" });
             } else if core.machines().borrow().owner.has(place) {
-                self.lost.borrow_mut().push(place);
+                self.lost.borrow_mut().push((place, loss));
             }
         }
         core.settle();
@@ -141,10 +143,13 @@ impl Keeper for Keeping {
         if self.remembers.get() && notes::is_no_copy(&record) {
             return true;
         }
-        let copy = core.machines().borrow().owner.copy(place_of(&record));
+        let place = place_of(&record);
+        let machines = core.machines().borrow();
+        let copy = machines.owner.copy(place);
         let is_served = copy.is_some_and(|(info, _)| is_of(&record, &info));
+        let is_held = machines.owner.held_until(time::now(), place).is_some();
         let was_read = self.read.borrow_mut().remove(&record.fingerprint);
-        is_served && (was_read || self.room_bytes() > 0)
+        is_served && (is_held || was_read || self.room_bytes() > 0)
     }
 
     fn lost(&self, fingerprint: Fingerprint, version: Version, loss: Loss) {
@@ -165,7 +170,7 @@ impl Keeper for Keeping {
         let is_there = core.machines().borrow().owner.has(place);
         if is_there {
             self.lost_count.set(self.lost_count.get() + 1);
-            self.lost.borrow_mut().push(place);
+            self.lost.borrow_mut().push((place, loss));
             core.busy.raise();
         }
     }
