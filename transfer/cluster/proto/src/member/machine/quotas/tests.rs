@@ -226,6 +226,18 @@ impl Bench {
         pairs.into_iter().map(quota).collect()
     }
 
+    /// Whether an ask that comes now changes a quota.
+    fn is_made(&mut self, ask: &Ask) -> bool {
+        let answer = self.coordinator.handle(self.now, ask).unwrap();
+        matches!(
+            answer.outcome,
+            Outcome::Txn {
+                succeeded: true,
+                ..
+            }
+        )
+    }
+
     fn known(&self) -> Vec<(&str, u64)> {
         self.member.quotas().iter().collect()
     }
@@ -381,15 +393,7 @@ fn an_ask_that_comes_late_changes_nothing() {
     bench.way = Way::Answered;
     bench.set("a", Some(2)).unwrap();
     bench.run(Duration::from_secs(1));
-    let answer = bench.coordinator.handle(bench.now, &late.unwrap()).unwrap();
-    let is_done = matches!(
-        answer.outcome,
-        Outcome::Txn {
-            succeeded: true,
-            ..
-        }
-    );
-    assert!(!is_done);
+    assert!(!bench.is_made(&late.unwrap()));
     assert_eq!(bench.kept(), [("a".to_owned(), 2)]);
 }
 
@@ -404,15 +408,7 @@ fn an_ask_that_comes_when_its_lease_is_over_changes_nothing() {
     bench.soon();
     let late = bench.asks.iter().find(|ask| is_of_quotas(ask)).cloned();
     bench.write(bench.member.keys.member(NodeId(1)), None);
-    let answer = bench.coordinator.handle(bench.now, &late.unwrap()).unwrap();
-    let is_done = matches!(
-        answer.outcome,
-        Outcome::Txn {
-            succeeded: true,
-            ..
-        }
-    );
-    assert!(!is_done);
+    assert!(!bench.is_made(&late.unwrap()));
     assert_eq!(bench.kept(), []);
 }
 
