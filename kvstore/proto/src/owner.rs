@@ -448,12 +448,6 @@ impl Owner {
         }
     }
 
-    /// Whether there is a copy, in whatever state: arriving, served or leaving.
-    #[must_use]
-    pub fn has(&self, place: CopyPlace) -> bool {
-        self.copies.contains(place)
-    }
-
     /// A copy that it would serve, and what its namespace wants of nodes that are cut off.
     #[must_use]
     pub fn copy(&self, place: CopyPlace) -> Option<(CopyInfo, NamespaceKind)> {

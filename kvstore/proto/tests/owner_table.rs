@@ -426,8 +426,11 @@ impl Bench {
                 assert_eq!(evicted, expected, "{state:?}");
             }
             Gone => {
-                let has = matches!(state, Published | Retracting | Joining);
-                assert_eq!(self.owner.has(PLACE), has, "{state:?}");
+                let stays = matches!(
+                    state,
+                    Publishing | GivenUp | Replacing | Published | Joining
+                );
+                assert_eq!(self.owner.stays(PLACE), stays, "{state:?}");
                 let leaves = self.owner.lose(at(0), PLACE, 3, &mut self.out);
                 assert_eq!(leaves, state == Published, "{state:?}");
             }

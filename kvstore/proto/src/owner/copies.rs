@@ -287,8 +287,15 @@ impl Owner {
         until.filter(|until| now < *until && !mutant::is_on(Mutant::HoldIgnored))
     }
 
-    /// Its bytes are gone: the copy leaves, whatever was promised of it. Whether it does; one that is arriving cannot yet, and is
-    /// [`there`](Self::has) still.
+    /// Whether a copy is here, or arriving, and not leaving.
+    #[must_use]
+    pub fn stays(&self, place: CopyPlace) -> bool {
+        let held = self.copies.get(place);
+        held.is_some_and(Held::is_published) || self.is_arriving(place)
+    }
+
+    /// Its bytes are gone: the copy leaves, whatever was promised of it. Whether it does; one that is arriving cannot yet, and
+    /// [`stays`](Self::stays).
     pub fn lose(&mut self, now: Time, place: CopyPlace, reuses: u8, out: Out<'_>) -> bool {
         let held = self.copies.get(place);
         let leaves = held.is_some_and(Held::is_published);

@@ -122,7 +122,7 @@ impl Keeping {
             if core.lose(place) {
                 let is_evicted = loss == Loss::Reclaimed;
                 core.tell_copy(place, if is_evicted { "leaves" } else { "lost" });
-            } else if core.machines().borrow().owner.has(place) {
+            } else if core.machines().borrow().owner.stays(place) {
                 self.lost.borrow_mut().push((place, loss));
             }
         }
@@ -167,8 +167,8 @@ impl Keeper for Keeping {
             ..Record::default()
         };
         let place = place_of(&record);
-        let is_there = core.machines().borrow().owner.has(place);
-        if is_there {
+        let stays = core.machines().borrow().owner.stays(place);
+        if stays {
             self.lost_count.set(self.lost_count.get() + 1);
             self.lost.borrow_mut().push((place, loss));
             core.busy.raise();
