@@ -134,6 +134,10 @@ mod pushed;
 mod late;
 
 #[cfg(test)]
+#[path = "cluster/silent_hosts.rs"]
+mod silent_hosts;
+
+#[cfg(test)]
 #[path = "cluster/quotas.rs"]
 mod quotas;
 

@@ -1,7 +1,10 @@
 //! What is asked of every core of every member.
 
-use futures_util::future::join_all;
-use lunette_cluster::proto::map::Epoch;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use futures_util::stream::{self, StreamExt};
+use lunette_cluster::proto::map::{ClusterMap, Epoch};
 use lunette_kvstore_proto::message::Status;
 use lunette_kvstore_proto::placement::{Seat, has_seat, seats};
 use lunette_runtime::time;
@@ -10,9 +13,15 @@ use lunette_runtime_core::time::Time;
 use super::ClusterClient;
 use crate::error::{StoreError, StoreErrorKind};
 
+/// Seats that are asked at a time.
+const ASKED_AT_ONCE_MAX: usize = 1024;
+/// After so long in which nobody has answered, those who are asked may be members no more.
+const SILENCE_MAX: Duration = Duration::from_millis(500);
+
 impl ClusterClient {
     /// What all of them answer, each with the map that it knows: nobody is left out that one of them knows of. A client that has asked
-    /// nobody for anything in a while may not have heard of those who have joined since; then all are asked again.
+    /// nobody for anything in a while may not have heard of those who have joined since, nor of those who are gone; then all are asked
+    /// again.
     ///
     /// # Errors
     /// Of the first of them that failed; `TimedOut`: maps changed all the while, or nobody was a member.
@@ -37,15 +46,47 @@ impl ClusterClient {
                 let asked = self.ask_member(to, until, &ask);
                 Box::pin(async move { asked.await.map_err(of) })
             });
-            let told = join_all(asked).await.into_iter();
-            let told = told.collect::<Result<Vec<Option<(Epoch, T)>>, StoreError>>()?;
-            let told: Vec<(Epoch, T)> = told.into_iter().flatten().collect();
-            let told_of = told.iter().map(|(epoch, _)| *epoch);
-            let newest = told_of.fold(self.asking.map().epoch(), Epoch::max);
-            if newest <= map.epoch() {
-                return Ok(told.into_iter().map(|(_, told)| told).collect());
+            let told = self.told_under(&map, asked, |told| {
+                told.as_ref().map_or(Epoch(0), |(epoch, _)| *epoch)
+            });
+            match told.await? {
+                Told::All(told) => {
+                    return Ok(told.into_iter().flatten().map(|(_, of)| of).collect());
+                }
+                Told::Newer(epoch, _) => self.know_map(epoch, until).await?,
             }
-            self.know_map(newest, until).await?;
+        }
+    }
+
+    /// What all answer who are asked because this map has them, in no order; or that there is a newer one, as soon as that is known: who
+    /// is gone answers nothing.
+    ///
+    /// # Errors
+    /// Of the first that fails.
+    pub(super) async fn told_under<T, E>(
+        &self,
+        map: &ClusterMap,
+        asked: impl Iterator<Item = impl Future<Output = Result<T, E>>>,
+        epoch_of: impl Fn(&T) -> Epoch,
+    ) -> Result<Told<T>, E> {
+        let mut asked = stream::iter(asked).buffer_unordered(ASKED_AT_ONCE_MAX);
+        let (mut all, mut newest) = (Vec::new(), Epoch(0));
+        loop {
+            let changed = self.asking.next_map();
+            newest = newest.max(self.asking.map().epoch());
+            if newest > map.epoch() {
+                return Ok(Told::Newer(newest, all));
+            }
+            match time::timeout(SILENCE_MAX, select(asked.next(), changed)).await {
+                Ok(Either::Left((None, _))) => return Ok(Told::All(all)),
+                Ok(Either::Left((Some(told), _))) => {
+                    let told = told?;
+                    newest = newest.max(epoch_of(&told));
+                    all.push(told);
+                }
+                Ok(Either::Right(_)) => {}
+                Err(_silent) => self.asking.stale.raise(),
+            }
         }
     }
 
@@ -81,4 +122,11 @@ impl ClusterClient {
         }
         Ok(())
     }
+}
+
+/// What those answer who are asked under one map.
+pub(super) enum Told<T> {
+    All(Vec<T>),
+    /// There is this one by now, and so many had answered.
+    Newer(Epoch, Vec<T>),
 }

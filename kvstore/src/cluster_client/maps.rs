@@ -1,9 +1,13 @@
 //! Where a client's maps come from: any member tells the newest that it knows.
 
+use std::cell::RefCell;
+use std::iter;
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::future::{Either, FutureExt};
 use lunette_cluster::proto::map::{ClusterMap, MapMember};
 use lunette_kvstore_proto::asker::MAP_PAUSE;
 use lunette_kvstore_proto::message::{FormatVersions, NodeCard, NodeStat, Op, Status};
@@ -14,6 +18,7 @@ use lunette_runtime_core::time::Time;
 use lunette_transfer::{Attachments, Connection};
 
 use super::asking::Asking;
+use super::turns::by_turns;
 use crate::error::{ClusterError, StoreError, StoreErrorKind};
 use crate::seats::{Linking, SeatFault, Seats, connect};
 
@@ -25,7 +30,7 @@ const MAP_LOOK: Duration = Duration::from_secs(5);
 const LOOK_MIN: Duration = Duration::from_millis(20);
 /// Longest pause between two looks while a newer map is wanted: each is twice as long as the one before that found none.
 const LOOK_PAUSE_MAX: Duration = MAP_PAUSE;
-/// Members that are asked in one look, and that tell the map that is known: what more than these do not know will be known by
+/// Those that are asked in one look, and that tell the map that is known: what more than these do not know will be known by
 /// the next look.
 const BEHIND_MAX: usize = 3;
 /// Members that are asked in one look, reached or not, before the seeds.
@@ -45,7 +50,7 @@ pub(super) fn any_seat(map: &ClusterMap, turn: u64) -> Option<(Seat, SocketAddr)
     Some((seat, member.address))
 }
 
-/// The map of the first seed that knows one. Those that can be reached are asked until `deadline`:
+/// The map of the first seed that tells one, asked by turns. Those that can be reached are asked until `deadline`:
 /// they may be about to join.
 pub(super) async fn first(
     linking: &Linking,
@@ -55,26 +60,37 @@ pub(super) async fn first(
     let mut why = ClusterError::NoMap;
     loop {
         let mut is_waiting = false;
-        for &seed in seeds {
-            why = match connect(seed, linking).await {
-                Ok(connection) => match check(seed, &connection) {
-                    Err(error) => error,
-                    Ok(()) => match told(&connection).await {
-                        Ok(map) => return Ok(map),
-                        Err(Status::Unsupported) => ClusterError::NoMember { node: seed },
-                        Err(_status) => {
-                            is_waiting = true;
-                            ClusterError::NoMap
-                        }
-                    },
-                },
-                Err(error) => ClusterError::Connect { node: seed, error },
-            };
+        let asked = seeds.iter().map(|&seed| seed_map(seed, linking));
+        let told = by_turns(asked, linking.connect_timeout + MAP_TIMEOUT, |told| {
+            match told {
+                Ok(Some(map)) => return ControlFlow::Break(map),
+                Ok(None) => {
+                    is_waiting = true;
+                    why = ClusterError::NoMap;
+                }
+                Err(error) => why = error,
+            }
+            ControlFlow::Continue(())
+        });
+        if let Some(map) = told.await {
+            return Ok(map);
         }
         if time::now() >= deadline || !is_waiting {
             return Err(why);
         }
         time::sleep(LOOK_MIN).await;
+    }
+}
+
+/// The map that a seed tells; `None` if it has none yet.
+async fn seed_map(seed: SocketAddr, linking: &Linking) -> Result<Option<ClusterMap>, ClusterError> {
+    let connected = connect(seed, linking).await;
+    let connection = connected.map_err(|error| ClusterError::Connect { node: seed, error })?;
+    check(seed, &connection)?;
+    match told(&connection).await {
+        Ok(map) => Ok(Some(map)),
+        Err(Status::Unsupported) => Err(ClusterError::NoMember { node: seed }),
+        Err(_status) => Ok(None),
     }
 }
 
@@ -133,48 +149,58 @@ async fn look(asking: &Asking) -> Option<ClusterMap> {
     (map.epoch() > asking.map().epoch()).then_some(map)
 }
 
-/// A map of a member of the one known, some of which are tried in random order, or else of a seed that was not tried so. The
-/// first that is newer is taken.
+/// A map of a member of the one known, some of which are asked by turns in random order, or else of a seed that was not asked so.
+/// The first that is newer is taken.
 async fn newer(asking: &Asking, seeds: &[SocketAddr]) -> Option<ClusterMap> {
     let known = asking.map();
     let mut members: Vec<&MapMember> = known.members().iter().collect();
-    let (mut asked, mut behind) = (Vec::new(), 0);
-    for _ in 0..members.len().min(ASKED_MAX) {
-        let count = members.len() as u64;
-        let drawn = usize::try_from(entropy() % count).expect("an index");
-        let member = members.swap_remove(drawn);
-        let seat = Seat {
-            node: member.id,
-            incarnation: member.incarnation,
-            core: CoreIndex(0),
-        };
-        let connection = asking.seats.connection(seat).await;
-        if matches!(connection, Ok(_) | Err(SeatFault::Connect(_))) {
-            asked.push(member.address);
-        }
-        let Ok(connection) = connection else {
-            continue;
-        };
-        if let Ok(map) = told(&connection).await {
-            if map.epoch() > known.epoch() {
-                return Some(map);
-            }
-            behind += 1;
-            if behind == BEHIND_MAX {
-                return None;
-            }
-        }
-    }
+    let asked = RefCell::default();
+    let mut left = ASKED_MAX.min(members.len());
+    let drawn = iter::from_fn(|| {
+        left = left.checked_sub(1)?;
+        let index = usize::try_from(entropy() % members.len() as u64).expect("an index");
+        let member = members.swap_remove(index);
+        Some(Either::Left(member_map(asking, member, &asked)))
+    });
     // Where a member was asked for in vain, somebody else may listen who knows another map.
-    for seed in seeds.iter().filter(|seed| !asked.contains(seed)) {
-        if let Ok(connection) = connect(*seed, asking.seats.linking()).await
-            && let Ok(map) = told(&connection).await
-            && map.epoch() > known.epoch()
-        {
-            return Some(map);
+    let others = seeds.iter().filter(|seed| !asked.borrow().contains(seed));
+    let others = others.map(|&seed| {
+        let told = seed_map(seed, asking.seats.linking());
+        Either::Right(told.map(|told| told.ok().flatten()))
+    });
+    let mut behind = 0;
+    let newer = by_turns(drawn.chain(others), MAP_TIMEOUT, |told| match told {
+        Some(map) if map.epoch() > known.epoch() => ControlFlow::Break(Some(map)),
+        Some(_) if behind + 1 == BEHIND_MAX => ControlFlow::Break(None),
+        told => {
+            behind += usize::from(told.is_some());
+            ControlFlow::Continue(())
+        }
+    });
+    newer.await.flatten()
+}
+
+/// The map that a member tells. It is among those that are `asked`, unless somebody else listens there.
+async fn member_map(
+    asking: &Asking,
+    member: &MapMember,
+    asked: &RefCell<Vec<SocketAddr>>,
+) -> Option<ClusterMap> {
+    let address = member.address;
+    asked.borrow_mut().push(address);
+    let seat = Seat {
+        node: member.id,
+        incarnation: member.incarnation,
+        core: CoreIndex(0),
+    };
+    match asking.seats.connection(seat).await {
+        Ok(connection) => told(&connection).await.ok(),
+        Err(SeatFault::Connect(_)) => None,
+        Err(_fault) => {
+            asked.borrow_mut().retain(|asked| *asked != address);
+            None
         }
     }
-    None
 }
 
 /// What one seat holds and has counted.

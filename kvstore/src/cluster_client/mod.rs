@@ -25,6 +25,9 @@
 //! | `seeing` | keys and short objects that are seen of owners on this host |
 //! | `running` | operations under way, with their rooms and values |
 //! | `maps` | where newer maps come from |
+//! | `turns` | asking one after the other, without waiting for who is silent |
+//! | `everywhere` | what is asked of every core of every member |
+//! | `terms` | until when a member may do what it was asked for |
 //! | `clearing` | "remove all" |
 //! | `quotas` | how much memory tenants may have |
 //! | `retiring` | to empty a member that is to leave |
@@ -55,14 +58,17 @@ mod seeing;
 mod striping;
 mod terms;
 mod trying;
+mod turns;
 
 use std::borrow::Cow;
+use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures_channel::oneshot;
+use futures_util::future::FutureExt;
 use lunette_auth::Secrets;
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_cluster::proto::map::{ClusterMap, Epoch};
@@ -93,6 +99,7 @@ use asking::{Asking, is_present};
 pub use clearing::Cleared;
 pub use devices::{DeviceClient, DeviceFetched, DeviceStoreError};
 pub(crate) use devices::{Landed, Lending, Object as DeviceObject, Piece as DevicePiece};
+use everywhere::Told;
 pub(crate) use lining::HomeLine;
 use lining::LINES_MAX;
 pub use listing::{ListCursor, Listed};
@@ -637,7 +644,7 @@ impl ClusterClient {
     }
 
     /// Each seat's statistics: what its core holds and has counted. Many are asked at the same time, so one
-    /// that is silent holds up nobody's but its own.
+    /// that is silent holds up nobody's but its own, for as long as it is a member.
     pub async fn stat(&self) -> Vec<(Seat, Result<NodeStat, StoreError>)> {
         let until = time::now() + self.timeout;
         loop {
@@ -645,20 +652,27 @@ impl ClusterClient {
             if map.members().is_empty() && self.wait_for_map(until).await.is_ok() {
                 continue;
             }
-            let stats = self.stat_of(&map).await;
-            let told = stats.iter().filter_map(|(_, stat)| stat.as_ref().ok());
-            let told = told.map(|stat| Epoch(stat.epoch));
-            let newest = told.fold(self.asking.map().epoch(), Epoch::max);
-            // There may be members that it had not heard of.
-            let is_newer = newest > map.epoch();
-            if !is_newer || self.know_map(newest, until).await.is_err() {
-                return stats;
+            let (mut stats, newest) = match self.stat_of(&map).await {
+                Told::All(stats) => (stats, map.epoch()),
+                // There may be members that it had not heard of, and others may be gone.
+                Told::Newer(epoch, stats) => (stats, epoch),
+            };
+            if newest > map.epoch() && self.know_map(newest, until).await.is_ok() {
+                continue;
             }
+            for seat in seats(&map) {
+                if !stats.iter().any(|(told, _)| *told == seat) {
+                    let late = StoreError::local(StoreErrorKind::TimedOut);
+                    stats.push((seat, Err(late)));
+                }
+            }
+            stats.sort_by_key(|(seat, _)| (seat.node, seat.core));
+            return stats;
         }
     }
 
-    async fn stat_of(&self, map: &ClusterMap) -> Vec<(Seat, Result<NodeStat, StoreError>)> {
-        let begun = seats(map).map(|seat| {
+    async fn stat_of(&self, map: &ClusterMap) -> Told<(Seat, Result<NodeStat, StoreError>)> {
+        let asked = seats(map).map(|seat| {
             let (told, stat) = oneshot::channel();
             let (asking, timeout) = (Rc::clone(&self.asking), self.timeout);
             self.asking.spawn(async move {
@@ -667,13 +681,14 @@ impl ClusterClient {
                     tracing::trace!("who asked for statistics has given up");
                 }
             });
-            (seat, stat)
-        });
-        objects::batch(begun, async |(seat, stat)| {
             let none = StoreError::local(StoreErrorKind::TooManyOperations);
-            (seat, stat.await.unwrap_or(Err(none)))
-        })
-        .await
+            stat.map(move |stat| Ok::<_, Infallible>((seat, stat.unwrap_or(Err(none)))))
+        });
+        let epoch_of = |(_, stat): &(Seat, Result<NodeStat, StoreError>)| {
+            stat.as_ref().map_or(Epoch(0), |stat| Epoch(stat.epoch))
+        };
+        let Ok(told) = self.told_under(map, asked, epoch_of).await;
+        told
     }
 }
 

@@ -32,6 +32,7 @@ use lunette_transfer::Room;
 use super::adapters::Adapters;
 use super::history::End;
 use super::ledger::{Hit, Ledger};
+use super::plan::Means;
 
 pub(crate) const KEYS: usize = 12;
 /// Tasks of one client.
@@ -91,6 +92,8 @@ pub(crate) struct Load {
     pub(crate) copies_max: u8,
     /// How much memory the tenant may have that is not the default one, from when on.
     pub(crate) quotas: Rc<[(Time, Option<u64>)]>,
+    /// What it may have.
+    pub(crate) means: Means,
     /// The adapters of its world, and which client it is.
     pub(crate) adapters: Option<(Rc<Adapters>, u8)>,
 }
@@ -206,11 +209,7 @@ impl Load {
 
     pub(crate) async fn connect(&self) -> ClusterClient {
         loop {
-            let options = ClusterClientOptions {
-                timeout: self.timeout,
-                namespace: self.namespace,
-                ..ClusterClientOptions::new(self.seeds.clone())
-            };
+            let options = self.options();
             // In the process of a member, on its core.
             let connected = match NodeCore::here().pop() {
                 Some(core) => core.client(options).await,
@@ -230,6 +229,23 @@ impl Load {
                     time::sleep(Duration::from_millis(50)).await;
                 }
             }
+        }
+    }
+
+    fn options(&self) -> ClusterClientOptions {
+        let usual = ClusterClientOptions::new(self.seeds.clone());
+        let Means {
+            connections_max,
+            in_flight_max,
+            idle_timeout,
+        } = self.means;
+        ClusterClientOptions {
+            timeout: self.timeout,
+            namespace: self.namespace,
+            connections_max: connections_max.unwrap_or(usual.connections_max),
+            in_flight_max: in_flight_max.unwrap_or(usual.in_flight_max),
+            idle_timeout: idle_timeout.unwrap_or(usual.idle_timeout),
+            ..usual
         }
     }
 
@@ -337,16 +353,25 @@ impl Load {
         self.ledger.borrow_mut().emptied = emptied;
     }
 
-    /// Has a node emptied at that time, or as soon as it can be. It is filled again if it starts anew.
-    pub(crate) async fn retire(self, at: Time, node: SocketAddr) {
+    /// Has a node emptied at that time, or as soon as it can be, wherever it is by then. It is filled again if it starts anew.
+    pub(crate) async fn retire(self, at: Time, places: Vec<SocketAddr>) {
         time::sleep(at.since(time::now())).await;
         let client = self.connect().await;
-        while let Err(error) = client.retire(node).await {
-            if time::now() >= self.calm_from {
-                return self.on_failure(time::now(), "retire", &error.kind);
+        let mut unknown = 0;
+        for node in places.iter().cycle() {
+            match client.retire(*node).await {
+                Ok(()) => break,
+                Err(error) => {
+                    let is_unknown = matches!(error.kind, StoreErrorKind::NoMember { .. });
+                    unknown = if is_unknown { unknown + 1 } else { 0 };
+                    let may_be_elsewhere = is_unknown && unknown < places.len();
+                    if time::now() >= self.calm_from && !may_be_elsewhere {
+                        return self.on_failure(time::now(), "retire", &error.kind);
+                    }
+                    self.on_error("retire", &error.kind);
+                    time::sleep(RETIRE_PAUSE).await;
+                }
             }
-            self.on_error("retire", &error.kind);
-            time::sleep(RETIRE_PAUSE).await;
         }
         self.ledger.borrow_mut().count("retired");
     }

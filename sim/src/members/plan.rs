@@ -24,6 +24,8 @@ pub(super) const END: Time = at_ms(35_000);
 
 pub(super) const CLIENTS: u8 = 2;
 const MEMORY_BYTES: u64 = 64 << 20;
+/// Most cores of a node that is started again.
+const CORES_MAX: u32 = 3;
 /// Room for the longest values of all of a tenant's keys at one time, but not for many copies of each.
 const QUOTA_BYTES_MIN: u32 = 20 << 10;
 
@@ -61,6 +63,8 @@ pub(super) enum Fault {
     KillClient(Kill),
     /// A client does nothing.
     PauseClient(u8),
+    /// Each of a client's turns takes this many times longer.
+    SlowClient(u8, u32),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +72,25 @@ pub(super) struct Planned {
     pub(super) from: Time,
     pub(super) until: Time,
     pub(super) fault: Fault,
+}
+
+/// What a node is, from one start to the next.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) cores: usize,
+    pub(super) memory_bytes: u64,
+    /// Whether it has moved to its other host, which has a drive of its own.
+    pub(super) is_elsewhere: bool,
+}
+
+/// What a client may have.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Means {
+    /// Bounds, where they are not the usual ones: of connections, and of requests in flight to one core.
+    pub(crate) connections_max: Option<usize>,
+    pub(crate) in_flight_max: Option<u32>,
+    /// How long it keeps a connection on which nothing is asked, where that is not long.
+    pub(crate) idle_timeout: Option<Duration>,
 }
 
 /// See the [module](self).
@@ -80,6 +103,14 @@ pub(super) struct Plan {
     pub(super) cores: usize,
     /// Of each node. Little of it makes nodes evict.
     pub(super) memory_bytes: u64,
+    /// Whether a node that is started again may be another one than it was, but for its name.
+    pub(super) reshapes: bool,
+    /// Whether the coordinator is killed where it would do nothing, and goes on from its file.
+    pub(super) coordinator_dies: bool,
+    /// Whether members know another coordinator as well, which is not there.
+    pub(super) lacks_a_coordinator: bool,
+    /// Whether members are in racks, of which each object is wanted in two.
+    pub(super) has_racks: bool,
     /// Whether each core has a drive for what leaves memory, which fails now and then.
     pub(super) has_drives: bool,
     /// Most copies that a write asks for.
@@ -87,6 +118,7 @@ pub(super) struct Plan {
     pub(super) losses_per_mille: u32,
     /// Whether one of the clients waits for little, where there is room for everything.
     pub(super) has_hasty: bool,
+    pub(super) means: [Means; CLIENTS as usize],
     /// How much memory one of the tenants may have, from when on, if that is bounded at any time.
     pub(super) quotas: Rc<[(Time, Option<u64>)]>,
     /// When an operator removes everything, if one does, and whether by a client, which asks any member.
@@ -101,6 +133,28 @@ impl Plan {
     /// Whether each node has room for everything, whosever it is.
     pub(super) fn is_roomy(&self) -> bool {
         self.memory_bytes == MEMORY_BYTES && self.quotas.is_empty()
+    }
+
+    /// What each node is at first.
+    pub(super) const fn shape(&self) -> Shape {
+        Shape {
+            cores: self.cores,
+            memory_bytes: self.memory_bytes,
+            is_elsewhere: false,
+        }
+    }
+
+    /// What a node is that is started again.
+    pub(super) fn next_shape(&self, random: &mut SplitMix64) -> Shape {
+        let cores = 1 + u64::from(random.below(CORES_MAX));
+        // Not less for any of its cores.
+        let shares = cores.max(2) + u64::from(random.below(2));
+        let drawn = Shape {
+            cores: usize::try_from(cores).expect("few"),
+            memory_bytes: self.memory_bytes / 2 * shares,
+            is_elsewhere: random.below(2) == 0,
+        };
+        if self.reshapes { drawn } else { self.shape() }
     }
 
     /// When something goes wrong, and until when that has consequences.
@@ -154,17 +208,36 @@ impl Plan {
             },
             quotas: quotas.into(),
             has_drives,
+            reshapes: SplitMix64::new(seed ^ 0x7368_6170).below(3) == 0,
+            coordinator_dies: !has_drives && SplitMix64::new(seed ^ 0x6469_6573).below(2) == 0,
+            lacks_a_coordinator: SplitMix64::new(seed ^ 0x6c61_636b).below(4) == 0,
+            has_racks: SplitMix64::new(seed ^ 0x7261_636b).below(4) == 0,
             cores: 1 + usize::from(small(&mut random, 2)),
             memory_bytes: if is_tight { 10 << 10 } else { MEMORY_BYTES },
             copies_max: 1 + small(&mut random, 3),
             losses_per_mille: random.below(4),
             has_hasty: SplitMix64::new(seed ^ 0x6861_7374).below(3) == 0,
+            means: means(seed),
             clear_at: (random.below(4) == 0).then(|| at_ms(FAULTS_FROM_MS + random.below(5_000))),
             clears_by_client: SplitMix64::new(seed ^ 0x636c_6561).below(2) == 0,
             retire: retires.then_some(retire),
             faults,
         }
     }
+}
+
+/// What each client may have: in two thirds of the worlds what they have by default.
+fn means(seed: u64) -> [Means; CLIENTS as usize] {
+    let mut random = SplitMix64::new(seed ^ 0x6d65_616e);
+    if random.below(3) > 0 {
+        return [Means::default(); CLIENTS as usize];
+    }
+    let mut draw = |few: [u32; 2]| few.get(random.below(3) as usize).copied();
+    [(); CLIENTS as usize].map(|()| Means {
+        connections_max: draw([2, 4]).map(|few| few as usize),
+        in_flight_max: draw([1, 3]),
+        idle_timeout: draw([5, 50]).map(|ms| Duration::from_millis(ms.into())),
+    })
 }
 
 /// What befalls some worlds: drawn apart, so that those without are what they have been.
@@ -193,6 +266,11 @@ fn drawn_apart(seed: u64, nodes: u8, has_drives: bool) -> Vec<Planned> {
     if of_clients.below(3) == 0 {
         let pause = Fault::PauseClient(small(&mut of_clients, CLIENTS));
         faults.push(planned(&mut of_clients, pause));
+    }
+    if of_clients.below(4) == 0 {
+        let client = small(&mut of_clients, CLIENTS);
+        let slow = Fault::SlowClient(client, 10 << of_clients.below(7));
+        faults.push(planned(&mut of_clients, slow));
     }
     let mut of_all = SplitMix64::new(seed ^ 0x616c_6c20);
     if of_all.below(if has_drives { 2 } else { 16 }) == 0 {
@@ -349,10 +427,10 @@ mod tests {
 
     #[test]
     fn each_world_has_a_kill_and_a_cut_and_all_faults_lie_in_their_window() {
-        let mut kinds = [0; 10];
+        let mut kinds = [0; 11];
         for seed in 0..1000 {
             let plan = Plan::of(seed);
-            let mut own = [0; 10];
+            let mut own = [0; 11];
             for planned in &plan.faults {
                 assert!(planned.from >= at_ms(FAULTS_FROM_MS), "seed {seed}");
                 assert!(planned.from < planned.until, "seed {seed}");
@@ -371,6 +449,7 @@ mod tests {
                     Fault::Stop(_) => 7,
                     Fault::KillClient(_) => 8,
                     Fault::PauseClient(_) => 9,
+                    Fault::SlowClient(..) => 10,
                 };
                 own[kind] += 1;
                 kinds[kind] += 1;

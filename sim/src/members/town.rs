@@ -1,28 +1,35 @@
-//! The processes of a world, and what befalls them.
+//! The processes of a world.
+
+mod befalling;
 
 use std::cell::{Cell, RefCell};
 use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use lunette_cluster::{Hosted, serve};
 use lunette_kvstore::{ClusterOptions, NodeError, NodeOptions, SeatedNode, TierOptions};
 use lunette_runtime::net::TcpListener;
-use lunette_runtime::sim::{Kill, Outcome, ProcessId, World, WorldOptions};
+use lunette_runtime::sim::{Outcome, ProcessId, World, WorldOptions};
 use lunette_runtime::{CoreOptions, Placement, time};
 use lunette_runtime_core::ids::NodeId;
+use lunette_runtime_core::random::SplitMix64;
 use lunette_runtime_core::time::Time;
 
 use super::adapters::Adapters;
 use super::ledger::Ledger;
 use super::load::Load;
 use super::plan::{
-    CALM_FROM, CHECKS_FROM, CLIENTS, END, FAULTS_UNTIL, Fault, LOAD_FROM, LOAD_UNTIL, Plan,
-    Planned, SETTLES, Who,
+    CALM_FROM, CHECKS_FROM, CLIENTS, END, FAULTS_UNTIL, LOAD_FROM, LOAD_UNTIL, Means, Plan, Shape,
+    Who,
 };
 
 const PORT: u16 = 7000;
+/// Where nobody is.
+const NO_COORDINATOR: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 0, 2, 2)), PORT);
+const RACKS: [&str; 2] = ["a", "b"];
 const LEASE_TTL_S: u16 = 2;
 /// How often a node looks whether it is told something.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
@@ -46,27 +53,40 @@ pub(super) struct Town {
     pub(super) adapters: Option<Rc<Adapters>>,
     plan: Plan,
     coordinator: ProcessId,
-    nodes: Vec<ProcessId>,
+    nodes: Vec<Node>,
+    /// What they are next is drawn here.
+    of_shapes: SplitMix64,
     /// When everything began to be removed.
     cleared: Option<Time>,
     /// Whether that was acknowledged.
     is_cleared: Rc<Cell<bool>>,
     /// Raised for the node that is to remove everything.
     clears: Rc<Cell<bool>>,
-    /// Raised for each node that is to leave.
-    stops: Vec<Rc<Cell<bool>>>,
     clients: Vec<ProcessId>,
     /// A client that asks for nothing before it is raised, and whether that has ended.
     late: Option<Outcome<()>>,
     is_late: Rc<Cell<bool>>,
 }
 
-fn host(who: Who) -> IpAddr {
+/// A node, this time.
+struct Node {
+    process: ProcessId,
+    cores: usize,
+    /// Raised when it is to leave.
+    stops: Rc<Cell<bool>>,
+}
+
+/// Where somebody is; `is_elsewhere` of a node that has moved.
+fn host(who: Who, is_elsewhere: bool) -> IpAddr {
     IpAddr::V4(match who {
-        Who::Node(index) => Ipv4Addr::new(10, 0, 0, 1 + index),
+        Who::Node(index) => Ipv4Addr::new(10, 0, 3 * u8::from(is_elsewhere), 1 + index),
         Who::Client(index) => Ipv4Addr::new(10, 0, 1, 1 + index),
         Who::Coordinator => Ipv4Addr::new(10, 0, 2, 1),
     })
+}
+
+fn address(who: Who, is_elsewhere: bool) -> SocketAddr {
+    SocketAddr::new(host(who, is_elsewhere), PORT)
 }
 
 /// A node whose drive fails when it is opened is started again.
@@ -77,6 +97,23 @@ async fn started(options: NodeOptions) -> SeatedNode {
             started => return started.expect("it starts"),
         }
     }
+}
+
+/// One that is killed now and then goes on from its file.
+fn start_coordinator(world: &mut World, has_file: bool) -> ProcessId {
+    let at = address(Who::Coordinator, false);
+    let process = world.start(at.ip(), 1, CoreOptions::default());
+    let _serves = world.spawn(process, 0, move || async move {
+        let hosted = if has_file {
+            let opened = Hosted::open(Path::new("coordinator")).await;
+            opened.expect("its drive does not fail")
+        } else {
+            Hosted::in_memory()
+        };
+        let listener = TcpListener::bind(at).expect("a port");
+        serve(listener, hosted, None, pending()).await;
+    });
+    process
 }
 
 fn node_id(index: u8) -> u64 {
@@ -103,41 +140,55 @@ impl Town {
         if keeps_log {
             world.keep_log();
         }
-        let coordinator = world.start(host(Who::Coordinator), 1, CoreOptions::default());
-        let _serves = world.spawn(coordinator, 0, || async {
-            let listener = TcpListener::bind(SocketAddr::new(host(Who::Coordinator), PORT));
-            let listener = listener.expect("a port");
-            serve(listener, Hosted::in_memory(), None, pending()).await;
-        });
+        let coordinator = start_coordinator(&mut world, plan.coordinator_dies);
         let mut town = Self {
             world,
             ledger: Rc::new(RefCell::new(Ledger::new(plan.namespace))),
             adapters,
             coordinator,
             nodes: Vec::new(),
+            of_shapes: SplitMix64::new(seed ^ 0x7368_6170),
             cleared: None,
             is_cleared: Rc::default(),
             clears: Rc::default(),
-            stops: Vec::new(),
             clients: Vec::new(),
             late: None,
             is_late: Rc::default(),
             plan,
         };
         for index in 0..town.plan.nodes {
-            town.stops.push(Rc::default());
-            let node = town.start_node(index);
+            let node = town.start_node(index, town.plan.shape());
             town.nodes.push(node);
         }
         town
     }
 
-    fn start_node(&mut self, index: u8) -> ProcessId {
-        let address = SocketAddr::new(host(Who::Node(index)), PORT);
-        let coordinator = SocketAddr::new(host(Who::Coordinator), PORT);
-        let mut cluster = ClusterOptions::new("world", vec![coordinator]);
+    /// It is started again, and may be something else by now.
+    fn start_again(&mut self, index: u8) {
+        let shape = self.plan.next_shape(&mut self.of_shapes);
+        self.world.log().note(&format!("{index} is {shape:?}"));
+        self.nodes[usize::from(index)] = self.start_node(index, shape);
+        if index == 0 {
+            self.start_inside();
+        }
+    }
+
+    fn start_node(&mut self, index: u8, shape: Shape) -> Node {
+        let Shape {
+            cores,
+            memory_bytes,
+            is_elsewhere,
+        } = shape;
+        let address = address(Who::Node(index), is_elsewhere);
+        let lacks_one = usize::from(!self.plan.lacks_a_coordinator);
+        let coordinators = [NO_COORDINATOR, self::address(Who::Coordinator, false)];
+        let mut cluster = ClusterOptions::new("world", coordinators[lacks_one..].to_vec());
+        if self.plan.has_racks {
+            cluster.rack = RACKS[usize::from(index) % RACKS.len()]
+                .parse()
+                .expect("a label");
+        }
         cluster.lease_ttl_s = LEASE_TTL_S.into();
-        let cores = self.plan.cores;
         let options = NodeOptions {
             placement: Placement::Anywhere(cores),
             cluster: Some(cluster),
@@ -145,13 +196,13 @@ impl Town {
                 .plan
                 .has_drives
                 .then(|| TierOptions::in_folders(vec!["drive".into()], DRIVE_BYTES * cores as u64)),
-            ..NodeOptions::new(NodeId(node_id(index)), address, self.plan.memory_bytes)
+            ..NodeOptions::new(NodeId(node_id(index)), address, memory_bytes)
         };
         let core_options = options.core_options().expect("it has memory");
         let process = self.world.start(address.ip(), cores, core_options);
         let (clears, is_cleared) = (Rc::clone(&self.clears), Rc::clone(&self.is_cleared));
         let stops = Rc::<Cell<bool>>::default();
-        self.stops[usize::from(index)] = Rc::clone(&stops);
+        let is_stopped = Rc::clone(&stops);
         let _runs = self.world.spawn(process, 0, || async move {
             let node = started(options).await;
             // For as long as the process lives.
@@ -161,20 +212,24 @@ impl Town {
                     node.clear_cluster().await.expect("a member");
                     is_cleared.set(true);
                 }
-                if stops.get() {
+                if is_stopped.get() {
                     node.leave().await.expect("a member");
                     // Until it is started again.
                     pending::<()>().await;
                 }
             }
         });
-        for core in 0..self.plan.cores {
+        for core in 0..cores {
             if let Some(adapters) = self.adapters.clone() {
                 let equipping = async move || adapters.equip(index).await;
                 let _equips = self.world.spawn(process, core, equipping);
             }
         }
-        process
+        Node {
+            process,
+            cores,
+            stops,
+        }
     }
 
     /// What the adapters have done, and in which order.
@@ -183,12 +238,18 @@ impl Town {
         adapters.map_or(0, |adapters| adapters.trace_hash())
     }
 
+    /// Wherever somebody may be.
+    fn places(&self, who: Who) -> impl Iterator<Item = IpAddr> + use<> {
+        let may_move = self.plan.reshapes && matches!(who, Who::Node(_));
+        let places = [false, true].into_iter().take(1 + usize::from(may_move));
+        places.map(move |is_elsewhere| host(who, is_elsewhere))
+    }
+
     fn load(&self) -> Load {
         let nodes = 0..self.plan.nodes;
+        let places = nodes.flat_map(|index| self.places(Who::Node(index)));
         Load {
-            seeds: nodes
-                .map(|index| SocketAddr::new(host(Who::Node(index)), PORT))
-                .collect(),
+            seeds: places.map(|host| SocketAddr::new(host, PORT)).collect(),
             ledger: Rc::clone(&self.ledger),
             log: self.world.log(),
             until: LOAD_UNTIL,
@@ -200,6 +261,7 @@ impl Town {
             has_drives: self.plan.has_drives,
             copies_max: self.plan.copies_max,
             quotas: Rc::clone(&self.plan.quotas),
+            means: Means::default(),
             adapters: None,
         }
     }
@@ -212,6 +274,7 @@ impl Town {
         let is_hasty = has_hasty && client == CLIENTS - 1;
         Load {
             adapters: adapters.map(|adapters| (adapters, client)),
+            means: self.plan.means[usize::from(client)],
             timeout: if is_hasty { HASTY_TIMEOUT } else { TIMEOUT },
             // It may be over before something that is lost is sent again.
             unrest: if is_hasty {
@@ -295,8 +358,10 @@ impl Town {
             self.clients.push(process);
         }
         if let Some((at, index)) = self.plan.retire {
-            let (load, node) = (self.load(), SocketAddr::new(host(Who::Node(index)), PORT));
-            let retire = || load.retire(at, node);
+            let places = self.places(Who::Node(index));
+            let places = places.map(|host| SocketAddr::new(host, PORT)).collect();
+            let load = self.load();
+            let retire = || load.retire(at, places);
             let _retires = self.world.spawn(self.clients[0], 0, retire);
         }
         let (load, is_late) = (self.load_of(0), Rc::clone(&self.is_late));
@@ -308,12 +373,22 @@ impl Town {
         }
         let load = self.load();
         let _sets = self.world.spawn(self.clients[0], 0, || load.set_quotas());
+        self.start_inside();
+    }
+
+    /// A client on the last core of the first node.
+    fn start_inside(&mut self) {
+        let now = self.world.now();
+        if now < LOAD_FROM || now >= LOAD_UNTIL {
+            return;
+        }
         let (load, random) = (self.load(), self.world.draw());
-        let _works = self.world.spawn(self.nodes[0], 0, || load.run(random));
+        let Node { process, cores, .. } = self.nodes[0];
+        let _works = self.world.spawn(process, cores - 1, || load.run(random));
     }
 
     fn start_client(&mut self, index: u8) -> ProcessId {
-        let address = host(Who::Client(index));
+        let address = host(Who::Client(index), false);
         let process = self.world.start(address, 1, CoreOptions::default());
         let (load, random) = (self.load_of(index), self.world.draw());
         let _works = self.world.spawn(process, 0, || load.run(random));
@@ -383,118 +458,5 @@ impl Town {
             !ledger.failures.is_empty()
         };
         !self.world.run_until(until, hear)
-    }
-
-    fn is_alive(&self, index: u8) -> bool {
-        self.world.is_alive(self.nodes[usize::from(index)])
-    }
-
-    /// From now on a node may be outside the map, until it has settled after that.
-    fn disturb(&self, index: u8, until: Time) {
-        let now = self.world.now();
-        let mut ledger = self.ledger.borrow_mut();
-        (ledger.copies).on_disturbed(node_id(index), now, until + SETTLES);
-    }
-
-    fn begin(&mut self, Planned { fault, until, .. }: Planned) {
-        match fault {
-            Fault::Kill(index, how) => self.kill(index, how),
-            Fault::Stop(index) if self.is_alive(index) => {
-                self.disturb(index, until);
-                self.ledger.borrow_mut().count("stopped");
-                self.stops[usize::from(index)].set(true);
-            }
-            Fault::Cut {
-                from,
-                to,
-                both_ways,
-            } => {
-                if let (Who::Node(index), Who::Coordinator) | (Who::Coordinator, Who::Node(index)) =
-                    (from, to)
-                {
-                    self.disturb(index, until);
-                }
-                self.ledger.borrow_mut().count("cut");
-                self.world.cut(host(from), host(to));
-                if both_ways {
-                    self.world.cut(host(to), host(from));
-                }
-            }
-            Fault::Reset(one, other) => self.world.reset_connections(host(one), host(other)),
-            Fault::Pause(index) if self.is_alive(index) => {
-                self.disturb(index, until);
-                self.world.pause(self.nodes[usize::from(index)]);
-            }
-            Fault::Slow(index, times) if self.is_alive(index) => {
-                self.disturb(index, until);
-                self.world.slow_down(self.nodes[usize::from(index)], times);
-            }
-            Fault::ClockJump(index, ahead) if self.is_alive(index) => {
-                self.disturb(index, until);
-                self.world.jump_clock(self.nodes[usize::from(index)], ahead);
-            }
-            Fault::Stop(_) | Fault::Pause(_) | Fault::Slow(..) | Fault::ClockJump(..) => {}
-            Fault::Coordinator => {
-                (0..self.plan.nodes).for_each(|index| self.disturb(index, until));
-                self.ledger.borrow_mut().count("coordinator away");
-                self.world.pause(self.coordinator);
-            }
-            Fault::KillClient(how) => {
-                self.ledger.borrow_mut().count("client killed");
-                self.world.kill(self.clients[usize::from(CLIENTS) - 1], how);
-            }
-            Fault::PauseClient(index) => {
-                let client = self.clients[usize::from(index)];
-                if self.world.is_alive(client) {
-                    self.world.pause(client);
-                }
-            }
-        }
-    }
-
-    fn kill(&mut self, index: u8, how: Kill) {
-        if !self.is_alive(index) {
-            return;
-        }
-        let now = self.world.now();
-        let mut ledger = self.ledger.borrow_mut();
-        ledger.count("kill");
-        ledger.copies.on_kill(now, node_id(index));
-        drop(ledger);
-        self.world.kill(self.nodes[usize::from(index)], how);
-    }
-
-    fn end(&mut self, fault: Fault) {
-        match fault {
-            Fault::Kill(index, _) if !self.is_alive(index) => {
-                self.nodes[usize::from(index)] = self.start_node(index);
-            }
-            Fault::Stop(index) => {
-                self.kill(index, Kill::Crash);
-                self.nodes[usize::from(index)] = self.start_node(index);
-            }
-            Fault::Cut { from, to, .. } => {
-                self.world.mend(host(from), host(to));
-                self.world.mend(host(to), host(from));
-            }
-            Fault::Pause(index) if self.is_alive(index) => {
-                self.world.resume(self.nodes[usize::from(index)]);
-            }
-            Fault::Slow(index, _) if self.is_alive(index) => {
-                self.world.slow_down(self.nodes[usize::from(index)], 1);
-            }
-            Fault::Coordinator => self.world.resume(self.coordinator),
-            Fault::KillClient(_) => {
-                let index = CLIENTS - 1;
-                self.clients[usize::from(index)] = self.start_client(index);
-            }
-            Fault::PauseClient(index) => {
-                let client = self.clients[usize::from(index)];
-                if self.world.is_alive(client) {
-                    self.world.resume(client);
-                }
-            }
-            _ => {}
-        }
     }
 }
