@@ -115,7 +115,7 @@ impl Open {
 }
 
 /// Those who wait for a connection that somebody else is making.
-type Waiting = Vec<oneshot::Sender<()>>;
+type Waiting = Vec<oneshot::Sender<Result<(), SeatFault>>>;
 
 /// The connections of one core. See the [module](self).
 #[derive(Debug)]
@@ -163,14 +163,28 @@ impl Seats {
     }
 
     async fn connection_anew(&self, seat: Seat) -> Result<Link, SeatFault> {
-        if let Some(turn) = self.wait_for(seat) {
-            // Whether that succeeded or not, it has just been tried.
-            let tried = turn.await;
-            tracing::trace!(?tried, "connecting");
-            return self.live(seat).ok_or(SeatFault::Another);
+        let until = time::now() + self.linking.connect_timeout;
+        while let Some(turn) = self.wait_for(seat) {
+            // What has just been tried would end the same.
+            if let Ok(Err(fault)) = turn.await {
+                return Err(fault);
+            }
+            if let Some(link) = self.live(seat) {
+                return Ok(link);
+            }
+            // Whoever was making it has given up, or it has made room for another by now.
+            if time::now() >= until {
+                return Err(ConnectError::TimedOut.into());
+            }
         }
-        let _turn = Turn { seats: self, seat };
-        let link = self.connect(seat).await?;
+        let mut turn = Turn {
+            seats: self,
+            seat,
+            ended: None,
+        };
+        let link = self.connect(seat).await;
+        turn.ended = Some(link.as_ref().map(drop).map_err(Clone::clone));
+        let link = link?;
         let open = Open {
             link: link.clone(),
             used: Cell::new(time::now()),
@@ -256,7 +270,7 @@ impl Seats {
     }
 
     /// A place in the line behind who is connecting; none if it is the caller's turn.
-    fn wait_for(&self, seat: Seat) -> Option<oneshot::Receiver<()>> {
+    fn wait_for(&self, seat: Seat) -> Option<oneshot::Receiver<Result<(), SeatFault>>> {
         let mut connecting = self.connecting.borrow_mut();
         let Some(line) = connecting.get_mut(&seat) else {
             connecting.insert(seat, Vec::new());
@@ -362,13 +376,18 @@ impl Drop for Making<'_> {
 struct Turn<'a> {
     seats: &'a Seats,
     seat: Seat,
+    /// How, unless it is given up.
+    ended: Option<Result<(), SeatFault>>,
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let line = self.seats.connecting.borrow_mut().remove(&self.seat);
+        let Some(ended) = self.ended.take() else {
+            return;
+        };
         for turn in line.unwrap_or_default() {
-            if turn.send(()).is_err() {
+            if turn.send(ended.clone()).is_err() {
                 tracing::trace!("who waited for a connection has given up");
             }
         }

@@ -286,9 +286,12 @@ impl Owner {
         self.ask_again(now, Time::MAX, out);
     }
 
-    /// Under the map before it was a member or not.
+    /// Under the map before it was a member or not. Maps that it has not heard of it may have been in: whoever was the home of what
+    /// it has waited for what it has to tell, so nothing of it was removed.
     fn note_absence(&mut self, previous: &ClusterMap, was_member: bool) {
-        if self.is_continuous {
+        let own = self.map.member(self.seat.node);
+        let is_there = own.is_some_and(|own| own.is_there_since(previous.epoch()));
+        if self.is_continuous || (was_member && is_there && has_seat(&self.map, self.seat)) {
             return;
         }
         let since = self.away.map(|away| away.since);

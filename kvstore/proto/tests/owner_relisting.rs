@@ -338,6 +338,31 @@ fn it_tells_when_it_was_away() {
     assert_eq!(told(&map(8, &[3])), away(2, 7));
 }
 
+/// It has missed maps that it was in: nothing that it has was removed meanwhile, since whoever was the home of that had to hear
+/// from it first.
+#[test]
+fn who_has_missed_maps_was_not_away_if_it_was_in_them() {
+    let since = |epoch, since| {
+        let members = map(epoch, &[3]).members().to_vec();
+        let members = members.into_iter().map(|member| MapMember {
+            since: Epoch(since),
+            ..member
+        });
+        ClusterMap::new(Epoch(epoch), 0, members.collect()).expect("a map")
+    };
+    for (told, is_away) in [(1, false), (2, false), (3, true), (4, true), (0, true)] {
+        let mut bench = Bench::new(1, 3);
+        bench.on_map(&since(2, told.min(2)));
+        bench.on_map(&since(4, told));
+        assert_eq!(bench.owner.away_since().is_some(), is_away, "since {told}");
+        bench.tick();
+        bench.ask(4, 3);
+        let (_, page) = bench.pages().pop().expect("it tells its copies");
+        assert_eq!(page.away.is_some(), is_away, "since {told}");
+        assert!(page.is_full, "of what has moved meanwhile nobody knows");
+    }
+}
+
 /// Where all members are to be emptied there is no home, and nobody who could have judged anything.
 #[test]
 fn who_was_away_speaks_of_nothing_under_a_map_without_homes() {

@@ -547,7 +547,14 @@ impl World {
     }
 
     fn change_map(&mut self) {
+        let epoch = Epoch(self.map.epoch().0 + 1);
+        let since = |id: NodeId, incarnation: u64| {
+            let old = self.map.member(id);
+            let old = old.filter(|old| old.incarnation == incarnation);
+            old.map_or(epoch, |old| old.since)
+        };
         let members = self.leases.iter().map(|(&index, lease)| MapMember {
+            since: since(NodeId(index as u64 + 1), lease.incarnation),
             home_weight: 1 + u32::from(index % 4 == 3),
             is_draining: self.nodes[index].is_draining,
             cores: u16::try_from(self.nodes[index].cores.len()).expect("few"),
@@ -575,7 +582,6 @@ impl World {
         if is_same || members.is_empty() || self.now < self.map_changed + Duration::from_secs(1) {
             return;
         }
-        let epoch = Epoch(self.map.epoch().0 + 1);
         let map = ClusterMap::new(epoch, self.raised, members).expect("a map");
         let seat = |member: &MapMember| Seat {
             node: member.id,

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use lunette_cluster::proto::map::ClusterMap;
+use lunette_cluster::proto::map::{ClusterMap, Epoch, MapMember};
 
 /// What was known when a question was asked.
 #[derive(Clone, Copy, Debug)]
@@ -168,7 +168,29 @@ impl Ledger {
         if self.maps.entry(epoch).or_insert_with(|| map.clone()) != map {
             return Err(format!("there are two maps of epoch {epoch}"));
         }
+        for member in map.members() {
+            if member.since != self.since(map, member) {
+                return Err(format!("of epoch {epoch} it is told {member:?}"));
+            }
+        }
         Ok(())
+    }
+
+    /// The first of the maps without a gap up to this one that it is in, of those that were seen: nobody may have seen the
+    /// one before.
+    fn since(&self, map: &ClusterMap, member: &MapMember) -> Epoch {
+        let mut since = map.epoch();
+        while since > Epoch::FIRST {
+            let Some(before) = self.maps.get(&(since.0 - 1)) else {
+                return member.since.min(since);
+            };
+            let known = before.member(member.id);
+            if known.is_none_or(|known| known.incarnation != member.incarnation) {
+                return since;
+            }
+            since = before.epoch();
+        }
+        since
     }
 
     /// How many epochs there were.

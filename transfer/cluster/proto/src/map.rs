@@ -4,8 +4,8 @@
 //!  0      4         6       8       16           24             26
 //!  | LNMP | version | count | epoch | generation | member bytes | members ... | CRC32C of all before |
 //!  a member, at least 57 bytes:
-//!  0    8             16      17 (address, IPv4 mapped)  33     35       39      41     57
-//!  | id | incarnation | flags | address                  | port | weight | cores | rack |
+//!  0    8             16      17 (address, IPv4 mapped)  33     35       39      41     57      65
+//!  | id | incarnation | flags | address                  | port | weight | cores | rack | since |
 //! ```
 //!
 //! All numbers are little-endian; members are in the order of their ids, and a rack is its label padded with zeros.
@@ -27,11 +27,13 @@ use crate::rack::{RACK_BYTES_MAX, Rack};
 /// Most members of one cluster.
 pub const MEMBERS_MAX: usize = 1024;
 /// Length of a member as it is written here, in bytes.
-pub const MEMBER_BYTES: usize = MEMBER_BYTES_MIN + NEXT_BYTES;
+pub const MEMBER_BYTES: usize = MEMBER_BYTES_MIN + SINCE_BYTES + NEXT_BYTES;
 /// Longest map as it is written here, in bytes.
 pub const MAP_BYTES_MAX: usize = 30 + MEMBERS_MAX * MEMBER_BYTES;
 /// Length of a member of the first version, in bytes.
 const MEMBER_BYTES_MIN: usize = 41 + RACK_BYTES_MAX;
+/// Since when it is a member, which the first writers did not tell.
+const SINCE_BYTES: usize = 8;
 /// What the next version adds to it.
 const NEXT_BYTES: usize = if cfg!(feature = "next-version") { 4 } else { 0 };
 
@@ -66,6 +68,9 @@ pub struct MapMember {
     pub is_draining: bool,
     /// What it fails together with.
     pub rack: Rack,
+    /// The first map of those without a gap up to this one that it is in, in this life; 0 where nobody told. Who makes the map
+    /// says so, not the member.
+    pub since: Epoch,
     /// What the next version adds; 0 where nobody told.
     #[cfg(feature = "next-version")]
     pub next: u32,
@@ -122,9 +127,16 @@ impl MapMember {
             cores: 1,
             is_draining: false,
             rack: Rack::NONE,
+            since: Epoch(0),
             #[cfg(feature = "next-version")]
             next: 0,
         }
+    }
+
+    /// Whether it has been in each map from that one on, in this life.
+    #[must_use]
+    pub const fn is_there_since(&self, epoch: Epoch) -> bool {
+        self.since.0 > 0 && self.since.0 <= epoch.0
     }
 
     /// Its weight as a home now.
@@ -170,7 +182,8 @@ impl MapMember {
             .u16(self.address.port())
             .u32(self.home_weight)
             .u16(self.cores)
-            .bytes(self.rack.bytes());
+            .bytes(self.rack.bytes())
+            .u64(self.since.0);
         #[cfg(feature = "next-version")]
         Writer::new(out).u32(self.next);
     }
@@ -201,6 +214,7 @@ impl MapMember {
             cores,
             is_draining,
             rack,
+            since: Epoch(reader.u64().unwrap_or(0)),
             #[cfg(feature = "next-version")]
             next: reader.u32().unwrap_or(0),
         };
@@ -220,7 +234,7 @@ impl ClusterMap {
         mut members: Vec<MapMember>,
     ) -> Result<Self, MapFault> {
         members.sort_by_key(|member| member.id);
-        check(&members)?;
+        check(epoch, &members)?;
         Ok(Self {
             epoch,
             generation,
@@ -306,7 +320,7 @@ impl ClusterMap {
         if !reader.is_empty() {
             return Err(MapFault::Damaged);
         }
-        check(&members)?;
+        check(epoch, &members)?;
         Ok(Self {
             epoch,
             generation,
@@ -316,13 +330,17 @@ impl ClusterMap {
 }
 
 /// Whether these members, in order, make a map.
-fn check(members: &[MapMember]) -> Result<(), MapFault> {
+fn check(epoch: Epoch, members: &[MapMember]) -> Result<(), MapFault> {
     if members.len() > MEMBERS_MAX {
         let members = members.len();
         return Err(MapFault::TooManyMembers { members });
     }
     for member in members {
         member.check()?;
+        if member.since > epoch {
+            let (id, field) = (member.id, "since");
+            return Err(MapFault::OutOfRange { id, field });
+        }
     }
     for pair in members.windows(2) {
         if pair[0].id >= pair[1].id {
@@ -340,6 +358,7 @@ mod tests {
         MapMember {
             home_weight: 3,
             cores: 4,
+            since: Epoch(4),
             ..MapMember::new(NodeId(id), 0x0102, "192.0.2.1:7000".parse().unwrap())
         }
     }
@@ -358,13 +377,13 @@ mod tests {
         #[rustfmt::skip]
         let golden = [
             b'L', b'N', b'M', b'P', 1, 0, 2, 0, 5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0,
-            57, 0,
+            65, 0,
             8, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0,
             0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 192, 0, 2, 1, 0x58, 0x1b, 3, 0, 0, 0, 4, 0,
-            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0,
             9, 0, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 1,
             0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0x59, 0x1b, 3, 0, 0, 0, 4, 0,
-            b'r', b'7', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            b'r', b'7', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0,
         ];
         let bytes = map.encode();
         assert_eq!(bytes[..bytes.len() - 4], golden);
@@ -421,7 +440,7 @@ mod tests {
 
     #[test]
     fn damage_is_noticed_wherever_it_is() {
-        let bytes = ClusterMap::new(Epoch(1), 0, vec![member(1)])
+        let bytes = ClusterMap::new(Epoch(5), 0, vec![member(1)])
             .unwrap()
             .encode();
         for len in 0..bytes.len() {
@@ -438,13 +457,13 @@ mod tests {
 
     #[test]
     fn members_are_bounded_and_each_is_there_once() {
-        let map = |count: u64| ClusterMap::new(Epoch(1), 0, (1..=count).map(member).collect());
+        let map = |count: u64| ClusterMap::new(Epoch(5), 0, (1..=count).map(member).collect());
         let racked = |id| MapMember {
             rack: "0123456789abcdef".parse().unwrap(),
             ..member(id)
         };
         let most = (1..=MEMBERS_MAX as u64).map(racked).collect();
-        let most = ClusterMap::new(Epoch(1), 0, most).unwrap();
+        let most = ClusterMap::new(Epoch(5), 0, most).unwrap();
         assert_eq!(most.encode().len(), MAP_BYTES_MAX);
         assert_eq!(ClusterMap::decode(&most.encode()), Ok(most));
         let members = MEMBERS_MAX + 1;
@@ -452,7 +471,7 @@ mod tests {
             map(members as u64),
             Err(MapFault::TooManyMembers { members })
         );
-        let twice = ClusterMap::new(Epoch(1), 0, vec![member(1), member(1)]);
+        let twice = ClusterMap::new(Epoch(5), 0, vec![member(1), member(1)]);
         assert_eq!(twice, Err(MapFault::Order(NodeId(1))));
     }
 
@@ -498,7 +517,7 @@ mod tests {
         ] {
             let id = NodeId(1);
             let expected = Err(MapFault::OutOfRange { id, field });
-            assert_eq!(ClusterMap::new(Epoch(1), 0, vec![member]), expected);
+            assert_eq!(ClusterMap::new(Epoch(5), 0, vec![member]), expected);
         }
         for member in [
             MapMember { cores, ..member(1) },

@@ -235,9 +235,9 @@ mod tests {
         let bytes = registration().encode();
         assert_eq!(
             bytes[..14],
-            [b'L', b'N', b'M', b'R', 1, 0, 1, 2, 5, 0, 0, 0, 57, 0]
+            [b'L', b'N', b'M', b'R', 1, 0, 1, 2, 5, 0, 0, 0, 65, 0]
         );
-        assert_eq!(bytes.len(), 14 + 57 + 4);
+        assert_eq!(bytes.len(), 14 + 65 + 4);
         assert_eq!(Registration::decode(&bytes), Ok(registration()));
     }
 

@@ -162,17 +162,36 @@ impl View {
             .map_or(Revision(0), |known| known.modified)
     }
 
-    fn registered(&self) -> Vec<MapMember> {
+    /// The members of a map of this epoch that is behind the known one, if that is the newest of all.
+    fn registered(&self, next: Epoch) -> Vec<MapMember> {
+        let known = self.map.as_ref().map(|known| &known.map);
+        let before = known.filter(|map| map.epoch() == self.newest_epoch);
         let members = self.members.values();
-        members.map(|known| known.registration.member).collect()
+        let members = members.map(|known| {
+            let member = known.registration.member;
+            let old = before.and_then(|map| Some((map.epoch(), map.member(member.id)?)));
+            let old = old.filter(|(_, old)| old.incarnation == member.incarnation);
+            let since = match old {
+                Some((epoch, old)) if old.since == Epoch(0) => epoch,
+                Some((_, old)) => old.since,
+                None => next,
+            };
+            MapMember { since, ..member }
+        });
+        members.collect()
+    }
+
+    /// The number of the next map.
+    const fn next_epoch(&self) -> Epoch {
+        Epoch(self.newest_epoch.0 + 1)
     }
 
     /// Whether the known map is of those who are registered.
     pub(super) fn is_settled(&self) -> bool {
-        let members = self.registered();
+        let members = self.registered(self.next_epoch());
         self.map
             .as_ref()
-            .is_none_or(|known| known.map.members() == members)
+            .is_none_or(|known| is_same(known.map.members(), &members))
     }
 
     /// The members of the known map that `next` is without.
@@ -194,8 +213,8 @@ impl View {
         rejoin_wait: Duration,
         (raised, renewed): (u64, Epoch),
     ) -> Proposal {
-        let mut members = self.registered();
-        let next = Epoch(self.newest_epoch.0 + 1);
+        let next = self.next_epoch();
+        let mut members = self.registered(next);
         let Some(known) = &self.map else {
             return proposed(next, raised, members);
         };
@@ -220,13 +239,17 @@ impl View {
         let generation = known.map.generation().max(raised);
         // Each that goes is compared; those beyond go with the next change.
         let gone = old.iter().filter(|old| !self.members.contains_key(&old.id));
-        members.extend(gone.skip(REMOVALS_MAX));
+        let is_newest = known.map.epoch() == self.newest_epoch;
+        let staying = gone.skip(REMOVALS_MAX).map(|old| MapMember {
+            since: if is_newest { old.since } else { next },
+            ..*old
+        });
+        members.extend(staying);
         // Who is in the map stays; others wait until one leaves.
         members.sort_unstable_by_key(|member| (known.map.member(member.id).is_none(), member.id));
         members.truncate(MEMBERS_MAX);
         members.sort_unstable_by_key(|member| member.id);
-        let is_newest = known.map.epoch() == self.newest_epoch;
-        let is_same = members == old
+        let is_same = is_same(&members, old)
             && generation == known.map.generation()
             && is_newest
             && known.map.epoch() > renewed;
@@ -235,6 +258,15 @@ impl View {
         }
         proposed(next, generation, members)
     }
+}
+
+/// Whether these are the same, whoever told since when they are there.
+fn is_same(members: &[MapMember], others: &[MapMember]) -> bool {
+    let untold = |member: &MapMember| MapMember {
+        since: Epoch(0),
+        ..*member
+    };
+    members.iter().map(untold).eq(others.iter().map(untold))
 }
 
 /// A map of as many members as a map has.

@@ -445,6 +445,12 @@ impl Cluster {
                 "maps change slowly"
             );
         }
+        for member in map.members() {
+            let old = before.as_ref().and_then(|map| map.member(member.id));
+            let old = old.filter(|old| old.incarnation == member.incarnation);
+            let since = old.map_or(map.epoch(), |old| old.since);
+            assert_eq!(member.since, since, "since when {} is there", member.id);
+        }
         self.map_changed = Some(self.now);
         self.epochs.push(map.epoch());
         let incarnations = before.iter().flat_map(|map| map.members());
