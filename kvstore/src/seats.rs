@@ -216,6 +216,11 @@ impl Seats {
         Ok(Making(&self.making))
     }
 
+    /// Whether there are as many as there may be, in use or not.
+    pub(crate) fn is_full(&self) -> bool {
+        self.open.borrow().len() + self.making.get() >= self.linking.connections_max
+    }
+
     /// Whether there is room for another, once what has ended is gone, and what is not in use.
     fn has_room(&self) -> bool {
         let connections_max = self.linking.connections_max;

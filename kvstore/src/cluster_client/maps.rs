@@ -193,6 +193,11 @@ async fn member_map(
         incarnation: member.incarnation,
         core: CoreIndex(0),
     };
+    // Room for one may be taken by others for long, who are tried in vain because this map is old.
+    if asking.seats.is_full() && asking.seats.live(seat).is_none() {
+        let told = seed_map(address, asking.seats.linking()).await;
+        return told.ok().flatten();
+    }
     match asking.seats.connection(seat).await {
         Ok(connection) => told(&connection).await.ok(),
         Err(SeatFault::Connect(_)) => None,

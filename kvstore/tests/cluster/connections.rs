@@ -1,18 +1,23 @@
 //! The connections of a client: how many there are, and for how long.
 
+use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_kvstore::{ClusterClient, ClusterClientOptions};
+use lunette_kvstore::{
+    ClusterClient, ClusterClientOptions, ClusterOptions, NodeOptions, SeatedNode,
+};
 use lunette_kvstore_proto::asker::SILENT_WAIT;
 use lunette_kvstore_proto::message::FormatVersions;
 use lunette_runtime::sim::{World, WorldOptions};
-use lunette_runtime::{CoreOptions, spawn_local, time};
+use lunette_runtime::{CoreOptions, Placement, spawn_local, time};
+use lunette_runtime_core::ids::NodeId;
 
 use super::on_each_driver::run;
 use super::scene::{Scene, eventually, key};
 use super::strangers::{Counts, Stranger};
+use super::town::{CLIENTS, COORDINATOR, MEMBER, connected, coordinate};
 
 const NODES: u64 = 5;
 const KEYS: usize = 100;
@@ -105,6 +110,45 @@ fn connections_are_bounded_and_make_room_for_each_other() {
         assert!(most < nodes.len(), "{most}");
         eventually("two are left", async || counts.open.get() == 2).await;
     });
+}
+
+/// Who asks several cores of one node has a connection to its first one before: which makes room for others, of those who wait for it
+/// as well.
+#[test]
+fn cores_of_a_node_make_room_for_each_other() {
+    const CORES: usize = 4;
+    let mut world = World::new(1, WorldOptions::default());
+    let coordinator = world.start(COORDINATOR.ip(), 1, CoreOptions::default());
+    let _serves = world.spawn(coordinator, 0, coordinate);
+    let options = NodeOptions {
+        placement: Placement::Anywhere(CORES),
+        cluster: Some(ClusterOptions::new("world", vec![COORDINATOR])),
+        ..NodeOptions::new(NodeId(1), MEMBER, 64 << 20)
+    };
+    let core_options = options.core_options().expect("it has memory");
+    let node = world.start(MEMBER.ip(), CORES, core_options);
+    let _lives = world.spawn(node, 0, || async {
+        let _node = SeatedNode::start(options).await.expect("a member");
+        pending::<()>().await;
+    });
+    let clients = world.start(CLIENTS, 1, CoreOptions::default());
+    let done = world.spawn(clients, 0, || async {
+        connected().await;
+        let options = ClusterClientOptions {
+            connections_max: 2,
+            ..ClusterClientOptions::new(vec![MEMBER])
+        };
+        let client = ClusterClient::connect(options).await.expect("a map");
+        for _ in 0..10 {
+            let stats = client.stat().await;
+            assert_eq!(stats.len(), CORES);
+            for (seat, stat) in stats {
+                assert!(stat.is_ok(), "{seat:?}: {stat:?}");
+            }
+        }
+    });
+    let until = world.now() + Duration::from_secs(60);
+    assert!(world.run_until(until, || done.is_there()), "it ends");
 }
 
 #[test]

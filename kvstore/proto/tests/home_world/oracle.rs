@@ -235,12 +235,16 @@ impl Oracle {
         }
     }
 
-    /// A removal or upsert of a later version that had ended before a time.
+    /// A removal or upsert of a later version that had ended before a time. What was written to its end after that, and had begun
+    /// before, is as well there after it.
     fn ended_change(&self, key: Fingerprint, version: Version, before: Time) -> Option<&Operation> {
+        let lives = self.lives.get(&CopyPlace { key, version });
+        let begun = lives.into_iter().flatten().map(|life| life.from).min();
         self.changes(key).find(|change| {
             let is_later = matches!(change.how,
                 End::Done { version: its, is_sure: true } if its > version);
-            is_later && change.end < before
+            let was_there = begun.is_none_or(|begun| begun <= change.end);
+            is_later && was_there && change.end < before
         })
     }
 
