@@ -138,6 +138,10 @@ mod late;
 mod silent_hosts;
 
 #[cfg(test)]
+#[path = "cluster/missed_maps.rs"]
+mod missed_maps;
+
+#[cfg(test)]
 #[path = "cluster/quotas.rs"]
 mod quotas;
 

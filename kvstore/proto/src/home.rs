@@ -177,8 +177,6 @@ pub struct Home {
     /// Whether what it knows is kept for the case of a crash, and since when that is the same.
     kept: Kept,
     tombstoned: Time,
-    /// Who was in the map when it was complete last, and in each since.
-    stayed: Vec<(NodeId, u64)>,
     /// Members of these maps may be serving, until [`Self::quiet_until`].
     recent: VecDeque<ClusterMap>,
     /// It does not know all maps whose members may be serving.
@@ -224,7 +222,6 @@ impl Home {
             incomplete: BTreeMap::new(),
             kept: Kept::Nothing,
             tombstoned: Time::ZERO,
-            stayed: Vec::new(),
             recent: VecDeque::new(),
             has_gap: true,
             quiet_until: Time::ZERO,

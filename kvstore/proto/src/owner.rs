@@ -65,7 +65,7 @@ use crate::key::Fingerprint;
 use crate::message::directory::{
     Answer, AskerId, Away, CopyPage, CopyPlace, OpId, ToHome, ToOwner,
 };
-use crate::placement::{Seat, has_seat, home_of};
+use crate::placement::{Seat, has_seat, home_of, is_there_since};
 use crate::sorted::{Sorted, Spread};
 use crate::version::CopyInfo;
 
@@ -289,9 +289,8 @@ impl Owner {
     /// Under the map before it was a member or not. Maps that it has not heard of it may have been in: whoever was the home of what
     /// it has waited for what it has to tell, so nothing of it was removed.
     fn note_absence(&mut self, previous: &ClusterMap, was_member: bool) {
-        let own = self.map.member(self.seat.node);
-        let is_there = own.is_some_and(|own| own.is_there_since(previous.epoch()));
-        if self.is_continuous || (was_member && is_there && has_seat(&self.map, self.seat)) {
+        let is_there = is_there_since(&self.map, self.seat, previous.epoch());
+        if self.is_continuous || (was_member && is_there) {
             return;
         }
         let since = self.away.map(|away| away.since);

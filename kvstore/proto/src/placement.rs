@@ -24,7 +24,7 @@ use thiserror::Error;
 use crate::key::Fingerprint;
 
 pub use lunette_cluster_proto::map::MEMBERS_MAX;
-pub use seat::{Seat, has_seat, home_of, next_of, seat_at, seats};
+pub use seat::{Seat, has_seat, home_of, is_there_since, next_of, seat_at, seats};
 
 /// Keeps the draws for cores apart from those for nodes: the fraction bits of the square root of 5.
 const CORE_SALT: u64 = 0x3c6e_f372_fe94_f82b;

@@ -1,14 +1,13 @@
 //! Who has left the map, and may be serving still: for a while, or until it says that it does not.
 
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
-use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
 use super::limits::{DEPARTED_WAIT, RECENT_MAPS_MAX};
 use super::losses::LossBook;
 use super::table::Standing;
 use super::{Home, Out};
-use crate::placement::{Seat, has_seat, seats};
+use crate::placement::{Seat, has_seat, is_there_since, seats};
 
 impl Home {
     /// Notes who left: what it may still be serving, and which tombstones may be lost with it.
@@ -25,18 +24,11 @@ impl Home {
         if now < self.quiet_until && !self.has_gap {
             self.recent.push_back(previous.clone());
         }
-        let is_member = |(id, incarnation): &(NodeId, u64)| {
-            let member = self.map.member(*id);
-            member.is_some_and(|member| member.incarnation == *incarnation)
-        };
-        if previous.epoch().0 + 1 == self.map.epoch().0 {
-            self.stayed.retain(is_member);
-        } else {
-            self.stayed.clear();
-        }
-        // What was removed under a map that it was not in, or has not heard of, others know, or nobody does.
+        // What was removed under a map that it was not in, others know, or nobody does. Under one that it was in, and has not heard of,
+        // nothing was: without it no home was complete.
         let is_next = previous.epoch().0 + 1 == self.map.epoch().0;
-        if !is_next || !has_seat(&self.map, self.seat) {
+        let is_there = is_there_since(&self.map, self.seat, previous.epoch());
+        if !(is_next || is_there) || !has_seat(&self.map, self.seat) {
             self.is_informed = false;
             self.losses = LossBook::default();
         } else {

@@ -390,15 +390,8 @@ impl Home {
         };
         let rebuild = core::mem::take(rebuild);
         let horizon = self.horizon_of(&rebuild);
-        // Who was in each map has been told of each removal, however late it heard of the maps.
-        let has_stayed = |seat: Seat| self.stayed.contains(&(seat.node, seat.incarnation));
-        let away = rebuild.away.iter();
-        let cold = away.filter(|(seat, since)| **since <= horizon && !has_stayed(**seat));
+        let cold = rebuild.away.iter().filter(|(_, since)| **since <= horizon);
         self.cold = cold.map(|(&seat, _)| seat).collect();
-        let members = self.map.members().iter();
-        self.stayed = members
-            .map(|member| (member.id, member.incarnation))
-            .collect();
         self.is_informed = true;
         if self.has_gap && rebuild.is_quiet {
             (self.has_gap, self.quiet_until) = (false, now);

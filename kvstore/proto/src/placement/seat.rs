@@ -1,6 +1,6 @@
 //! Seats: the cores of the members of a map, in one life each.
 
-use lunette_cluster_proto::map::ClusterMap;
+use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_runtime_core::ids::{CoreIndex, NodeId};
 
 use super::core_of;
@@ -59,6 +59,13 @@ pub fn seat_at(map: &ClusterMap, node: NodeId, key: Fingerprint) -> Option<Seat>
 pub fn has_seat(map: &ClusterMap, seat: Seat) -> bool {
     map.member(seat.node)
         .is_some_and(|member| member.incarnation == seat.incarnation && seat.core.0 < member.cores)
+}
+
+/// Whether the node of a seat has been in each map from that one on to this one, in this life: also in those of which it has not heard.
+#[must_use]
+pub fn is_there_since(map: &ClusterMap, seat: Seat, epoch: Epoch) -> bool {
+    let own = map.member(seat.node);
+    has_seat(map, seat) && own.is_some_and(|own| own.is_there_since(epoch))
 }
 
 /// All cores of all members, in order.
