@@ -62,7 +62,8 @@ const LEAVE_LOOK: Duration = Duration::from_millis(1);
 /// are there, `recorded` when its home knows of it, `demotes`, `demoted` and `promoted` when they go to a drive, are
 /// there alone, and are back, `returned` when a drive has it from a former life, `abandoned` when others of its group have left, `leaves` when its home is asked to let go of it for want of room, and `evicted`, `ordered`,
 /// `cleared` or `unrecorded` when it is no more. `node` and `core` are who has it; `key_high`, `epoch` and
-/// `sequence` say which copy it is.
+/// `sequence` say which copy it is. `away` is of none: by a new map the member knows that it was in none since that `epoch`, and its homes judge
+/// what it has.
 pub const COPIES: &str = "lunette_kvstore::copies";
 
 /// Victims are asked for so often in a turn, if none of them can leave.
@@ -394,11 +395,12 @@ impl MemberCore {
         let capacity_bytes = self.bytes.borrow().limits().high_watermark_bytes();
         (self.taking).on_map(time::now(), map, self.seat, capacity_bytes);
         self.post.retain(|seat| has_seat(map, seat));
-        let is_away = self.at_owner(self.seat, |owner, now, out| {
+        let away = self.at_owner(self.seat, |owner, now, out| {
             owner.on_map(now, map, out);
-            owner.away_since().is_some()
+            owner.away_since()
         });
-        if is_away {
+        if let Some(since) = away {
+            self.tell_away(since);
             // What has not been judged is not to be read by who does not ask.
             self.bytes.borrow().hide_all();
         }

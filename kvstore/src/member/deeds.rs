@@ -323,6 +323,16 @@ impl MemberCore {
         );
     }
 
+    pub(super) fn tell_away(&self, since: Epoch) {
+        tracing::trace!(
+            target: COPIES,
+            node = self.seat().node.0,
+            core = u64::from(self.seat().core.0),
+            epoch = since.0,
+            what = "away",
+        );
+    }
+
     /// A write has become a copy: others may be wanted.
     fn note_scarce(&self, place: CopyPlace) {
         let copy = self.machines().borrow().owner.copy(place);

@@ -59,6 +59,8 @@ pub(crate) struct Copies {
     /// When one of them was last dropped to make room.
     evicted_at: BTreeMap<(u64, Version), Time>,
     absences: Vec<Absence>,
+    /// When a holder last found that it had been in no map for a while.
+    away: BTreeMap<Holder, Time>,
     last_kill: Option<Time>,
     /// How many went to a drive, came back, and were there when their node was started again.
     pub(crate) moves: BTreeMap<&'static str, u64>,
@@ -66,12 +68,16 @@ pub(crate) struct Copies {
 
 impl Copies {
     pub(crate) fn on_told(&mut self, now: Time, told: &Told) {
+        let holder = (told.number("node"), told.number("core"));
+        if told.what == "away" {
+            self.away.insert(holder, now);
+            return;
+        }
         let version = Version {
             epoch: Epoch(told.number("epoch")),
             sequence: told.number("sequence"),
         };
         let copy = (told.number("key_high"), version);
-        let holder = (told.number("node"), told.number("core"));
         let is_beaten = told.what == "ordered" && self.is_there_earlier(copy, now);
         let holders = self.living.entry(copy).or_default();
         match told.what.as_str() {
@@ -117,7 +123,8 @@ impl Copies {
                 }
                 // Who was away may come back cold: what it had is not trusted, where nobody knows any more
                 // whether it was removed.
-                let is_cold = what == "ordered" && self.may_be_away(holder.0, since, now);
+                let was_away = self.away.get(&holder).is_some_and(|at| *at >= since);
+                let is_cold = what == "ordered" && was_away;
                 let ends = self.ended.entry(copy).or_default();
                 ends.is_lost |= is_cold;
                 ends.is_beaten |= is_beaten;

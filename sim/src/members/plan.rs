@@ -235,7 +235,8 @@ fn means(seed: u64) -> [Means; CLIENTS as usize] {
     let mut draw = |few: [u32; 2]| few.get(random.below(3) as usize).copied();
     [(); CLIENTS as usize].map(|()| Means {
         connections_max: draw([2, 4]).map(|few| few as usize),
-        in_flight_max: draw([1, 3]),
+        // What is given up goes on for a while, and others wait behind it.
+        in_flight_max: draw([4, 16]),
         idle_timeout: draw([5, 50]).map(|ms| Duration::from_millis(ms.into())),
     })
 }
