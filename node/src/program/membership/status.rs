@@ -51,6 +51,7 @@ fn object(member: &MapMember, rows: &[SeatRow]) -> Value {
     object["cores"] = json!(member.cores);
     object["home_weight"] = json!(member.home_weight);
     object["is_draining"] = json!(member.is_draining);
+    object["since_epoch"] = json!(member.since.0);
     if member.rack.is_named() {
         object["rack"] = json!(member.rack.label());
     }

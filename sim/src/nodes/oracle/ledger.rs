@@ -265,12 +265,7 @@ mod tests {
     #[test]
     fn epochs_grow_and_have_one_map_each() {
         let map = |epoch, generation| {
-            ClusterMap::new(
-                lunette_cluster::proto::map::Epoch(epoch),
-                generation,
-                Vec::new(),
-            )
-            .expect("a map")
+            ClusterMap::new(Epoch(epoch), generation, Vec::new()).expect("a map")
         };
         let mut ledger = Ledger::default();
         assert!(ledger.on_map(1, &map(3, 0)).is_ok() && ledger.on_map(1, &map(4, 0)).is_ok());
