@@ -130,10 +130,10 @@ fn a_put_away_from_the_home_is_four_messages_and_its_get_two_requests() {
         }
         quiet(&scene).await;
         let puts = counted(&scene, &[Op::Find, Op::Read]).await;
-        // What goes back with the acknowledgement of what was said is counted as well.
+        // What goes back with the acknowledgement of what was said is counted as well, and what is said again where an answer is late.
         let messages = puts.1 - before.1;
         let all = 4 * COUNT as u64;
-        assert!((all / 2..=all).contains(&messages), "{messages}");
+        assert!((all / 2..=all + all / 10).contains(&messages), "{messages}");
         for n in &numbers {
             get(&outside, *n).await;
         }
