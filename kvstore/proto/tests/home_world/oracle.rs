@@ -235,17 +235,29 @@ impl Oracle {
         }
     }
 
-    /// A removal or upsert of a later version that had ended before a time. What was written to its end after that, and had begun
-    /// before, is as well there after it.
+    /// A removal or upsert of a later version that had ended before a time. What was there after that alone, and was being written
+    /// when it began, is as well of after it.
     fn ended_change(&self, key: Fingerprint, version: Version, before: Time) -> Option<&Operation> {
         let lives = self.lives.get(&CopyPlace { key, version });
         let begun = lives.into_iter().flatten().map(|life| life.from).min();
+        let written = self.written(key, version);
         self.changes(key).find(|change| {
             let is_later = matches!(change.how,
                 End::Done { version: its, is_sure: true } if its > version);
             let was_there = begun.is_none_or(|begun| begun <= change.end);
-            is_later && was_there && change.end < before
+            let was_over = written.is_some_and(|ended| ended < change.start);
+            is_later && (was_there || was_over) && change.end < before
         })
+    }
+
+    /// When whoever wrote this version was told what has come of it.
+    fn written(&self, key: Fingerprint, version: Version) -> Option<Time> {
+        let (value, _) = *self.values.get(&CopyPlace { key, version })?;
+        let mut operations = self.operations.values();
+        let write = operations.find(
+            |operation| matches!(operation.what, What::Write { value: its, .. } if its == value),
+        );
+        write.map(|write| write.end)
     }
 
     fn changes(&self, key: Fingerprint) -> impl Iterator<Item = &Operation> {
