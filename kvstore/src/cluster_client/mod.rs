@@ -61,6 +61,7 @@ mod trying;
 mod turns;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fmt;
 use std::net::SocketAddr;
@@ -660,11 +661,10 @@ impl ClusterClient {
             if newest > map.epoch() && self.know_map(newest, until).await.is_ok() {
                 continue;
             }
-            for seat in seats(&map) {
-                if !stats.iter().any(|(told, _)| *told == seat) {
-                    let late = StoreError::local(StoreErrorKind::TimedOut);
-                    stats.push((seat, Err(late)));
-                }
+            let told: BTreeSet<Seat> = stats.iter().map(|(seat, _)| *seat).collect();
+            for seat in seats(&map).filter(|seat| !told.contains(seat)) {
+                let late = StoreError::local(StoreErrorKind::TimedOut);
+                stats.push((seat, Err(late)));
             }
             stats.sort_by_key(|(seat, _)| (seat.node, seat.core));
             return stats;

@@ -85,17 +85,27 @@ fn what_was_shown_and_never_acknowledged_may_be_gone_with_any_node() {
     assert_eq!(miss(&mut killed, 30, 31), Some("holder_gone"));
 }
 
-/// Who was away is not believed in what it had before.
+/// Who was away, as it tells, is not believed in what it had before.
 #[test]
 fn what_is_written_after_an_absence_is_not_cold() {
-    for (away, cause) in [((12, 40), Some("holder_gone")), ((2, 14), None)] {
-        let (mut ledger, _) = with_a_write(WriteKind::Put, 5);
-        ledger.copies.on_disturbed(1, at(away.0), at(away.1));
+    for (away, cause) in [(40, Some("holder_gone")), (14, None)] {
+        let mut ledger = Ledger::new(NamespaceKind::Strict);
+        tell(&mut ledger, 14, 2, 0, "away");
+        let value = ledger.begin_write(at(10), KEY, WriteKind::Put);
+        if away < 15 {
+            tell(&mut ledger, away, 1, 0, "away");
+        }
+        tell(&mut ledger, 15, 1, 5, "kept");
+        tell(&mut ledger, 16, 1, 5, "recorded");
+        ledger.end_write(at(20), (KEY, value), End::Done, Some(version(5)));
+        if away > 20 {
+            tell(&mut ledger, away, 1, 0, "away");
+        }
         tell(&mut ledger, 50, 1, 5, "ordered");
-        assert_eq!(miss(&mut ledger, 60, 61), cause, "{away:?}");
+        assert_eq!(miss(&mut ledger, 60, 61), cause, "{away}");
     }
     let (mut returned, _) = with_a_write(WriteKind::Put, 5);
-    returned.copies.on_disturbed(1, at(2), at(14));
+    tell(&mut returned, 14, 1, 0, "away");
     tell(&mut returned, 45, 1, 5, "returned");
     tell(&mut returned, 50, 1, 5, "ordered");
     assert_eq!(miss(&mut returned, 60, 61), Some("holder_gone"));
