@@ -324,10 +324,18 @@ impl Owner {
         let is_home = item
             .key()
             .is_none_or(|key| home_of(&self.map, key) == Some(from));
-        if epoch != self.map.epoch() || !has_seat(&self.map, self.seat) || !is_home {
-            self.stats.stale += 1;
+        if epoch == self.map.epoch() && has_seat(&self.map, self.seat) && is_home {
+            self.on_item(now, from, item, out);
             return;
         }
+        self.stats.stale += 1;
+        // What it replaces may have left by then, whoever is the home now.
+        if let ToOwner::Replacing { op, key, version } = item {
+            self.replacing(op, CopyPlace { key, version });
+        }
+    }
+
+    fn on_item(&mut self, now: Time, from: Seat, item: ToOwner, out: Out<'_>) {
         match item {
             ToOwner::Granted {
                 op,

@@ -125,6 +125,13 @@ impl Home {
         out: Out<'_>,
     ) {
         self.change(now, key, version, Author::Owner(owner, op), Time::MAX, out);
+        let waits = self.changes.contains_key(&key);
+        let mut copies = self.table.copies(key).iter();
+        if waits && copies.any(|copy| copy.info.version < version) {
+            // Before those have left: nothing may be left otherwise, if another map comes first.
+            let replacing = ToOwner::Replacing { op, key, version };
+            out.push(HomeAction::ToOwner(owner, replacing));
+        }
     }
 
     fn change(

@@ -71,6 +71,8 @@ struct Life {
     is_replica: bool,
     from: Time,
     to: Time,
+    /// When a home last ordered that it be dropped: that takes its way.
+    ordered: Option<Time>,
     cause: Option<Gone>,
 }
 
@@ -367,7 +369,9 @@ impl Oracle {
             return false;
         }
         let is_there = |life: &Life| {
-            !self.is_absent(life.seat, from, to) && !self.may_be_cold(life.seat, place)
+            !self.is_absent(life.seat, from, to)
+                && !self.may_be_cold(life.seat, place)
+                && !self.is_leaving(life, place, to)
         };
         !may_be_cleared && !may_be_changed && lives.any(is_there)
     }
@@ -383,6 +387,21 @@ impl Oracle {
     fn may_be_cold(&self, seat: Seat, place: CopyPlace) -> bool {
         let back = self.backs.get(&seat);
         self.has_cold && back.is_some_and(|back| place.version.epoch < *back)
+    }
+
+    /// Whether a copy was ordered to be dropped, because of others of which none need be there any more.
+    fn is_leaving(&self, life: &Life, place: CopyPlace, to: Time) -> bool {
+        let Some(ordered) = life
+            .ordered
+            .filter(|at| to < at_ms(at.as_ns() / MS + BELIEVED_MS))
+        else {
+            return false;
+        };
+        let others = self.lives[&place]
+            .iter()
+            .filter(|other| other.seat != life.seat);
+        let mut ended = others.filter(|other| other.to < Time::MAX);
+        ended.any(|other| ordered <= other.to)
     }
 
     /// Whether an earlier put of its key has come back since: of two puts the earlier one wins.
@@ -449,6 +468,7 @@ impl Oracle {
             is_replica,
             from: now,
             to: Time::MAX,
+            ordered: None,
             cause: None,
         };
         self.lives.entry(place).or_default().push(life);
@@ -474,6 +494,15 @@ impl Oracle {
         for life in self.lives.get_mut(&place).into_iter().flatten() {
             if life.seat == seat && life.cause.is_none() {
                 life.to = now;
+            }
+        }
+    }
+
+    /// A home orders a copy to be dropped.
+    pub(crate) fn on_order(&mut self, now: Time, seat: Seat, place: CopyPlace) {
+        for life in self.lives.get_mut(&place).into_iter().flatten() {
+            if life.seat == seat && life.cause.is_none() {
+                life.ordered = Some(now);
             }
         }
     }

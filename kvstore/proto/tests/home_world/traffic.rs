@@ -235,7 +235,13 @@ impl World {
     fn do_home(&mut self, seat: Seat, epoch: Epoch, actions: Vec<HomeAction>) {
         for action in actions {
             match action {
-                HomeAction::ToOwner(to, item) => self.post(Mail::ToOwner(seat, to, epoch, item)),
+                HomeAction::ToOwner(to, item) => {
+                    if let ToOwner::Drop { key, version, .. } = item {
+                        let place = CopyPlace { key, version };
+                        self.oracle.on_order(self.now, to, place);
+                    }
+                    self.post(Mail::ToOwner(seat, to, epoch, item));
+                }
                 HomeAction::ToPeer(to, item) => self.post(Mail::ToPeer(seat, to, epoch, item)),
                 HomeAction::Answer(asker, request, answer) => {
                     let asker = usize::try_from(asker.0).expect("few");
