@@ -9,7 +9,7 @@ use lunette_cluster_proto::coordination::{Answer, Ask, Change, CoordinationFault
 use lunette_cluster_proto::fence::{Act, Fence, Fenced, NamespaceKind, Standing};
 use lunette_cluster_proto::map::{ClusterMap, Epoch};
 use lunette_cluster_proto::member::{
-    ANSWER_WAIT_MAX, Action, ClusterIdentity, Member, MemberOptions, OpId, QuotaRefusal,
+    ANSWER_WAIT_MAX, Action, ClusterIdentity, Draining, Member, MemberOptions, OpId, QuotaRefusal,
     QuotaTicket, Refusal,
 };
 use lunette_cluster_proto::quota::Quotas;
@@ -229,10 +229,16 @@ impl Membership {
         self.state.member.borrow_mut().abstain();
     }
 
-    /// Asks to be emptied: the next map has this node without weight.
-    pub fn drain(&self) {
-        self.state.member.borrow_mut().drain(time::now());
+    /// Asks to be emptied, which is not tried any more from `until` on: see [`Member::drain`].
+    pub fn drain(&self, until: Time) {
+        self.state.member.borrow_mut().drain(time::now(), until);
         self.state.wake.raise();
+    }
+
+    /// Whether this node is emptied, or is to be.
+    #[must_use]
+    pub fn draining(&self) -> Draining {
+        self.state.member.borrow().draining()
     }
 
     /// Wants the next map to be of at least this generation: see [`Member::raise_generation`].

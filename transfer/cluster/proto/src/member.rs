@@ -90,6 +90,23 @@ pub struct OpId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuotaTicket(pub u64);
 
+/// Whether a member is emptied, or is to be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Draining {
+    /// It takes objects while it is in the map; also if it was to be emptied, and that was not done in time.
+    #[default]
+    No,
+    /// It is to be emptied, which is tried before this time.
+    Wanted {
+        /// When it is given up.
+        until: Time,
+    },
+    /// It was to be emptied, and is not: no other member takes objects.
+    Last,
+    /// The coordinator has it as one that is emptied: the next map has it without weight.
+    Yes,
+}
+
 /// What is to be done for a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {

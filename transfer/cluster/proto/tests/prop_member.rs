@@ -2,7 +2,8 @@
 //!
 //! The harness carries asks and answers with a delay, loses them while a member is cut off, and
 //! checks after each step: epochs only grow, maps change at most once a second, whoever is no
-//! longer in the map has stopped serving before, and quotas do not change without a word.
+//! longer in the map has stopped serving before, quotas do not change without a word, and nobody is
+//! emptied late, or is the last to be.
 
 #[path = "prop_member/harness.rs"]
 mod harness;
@@ -12,7 +13,7 @@ use core::time::Duration;
 use harness::{Cluster, MS, SECOND, TTL_S};
 use lunette_cluster_proto::fence::{Act, NamespaceKind, Standing};
 use lunette_cluster_proto::map::Epoch;
-use lunette_cluster_proto::member::Refusal;
+use lunette_cluster_proto::member::{Draining, Refusal};
 use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 use proptest::collection::vec;
@@ -68,15 +69,59 @@ fn a_member_that_leaves_unheard_has_left_when_its_lease_is_over() {
 #[test]
 fn a_member_that_drains_stays_without_weight() {
     let mut cluster = joined(2);
-    cluster.drain(0);
+    cluster.drain(0, Time::MAX);
     cluster.run(3 * SECOND);
     assert_eq!(cluster.ids(), [1, 2]);
-    let map = cluster.map();
-    assert_eq!(map.home(7), Some(NodeId(2)));
-    assert!(
-        map.member(NodeId(1))
-            .is_some_and(|member| member.is_draining)
-    );
+    assert_eq!(cluster.map().home(7), Some(NodeId(2)));
+    assert_eq!(cluster.drained(), [1]);
+    // Also when it joins again.
+    cluster.cut(0);
+    cluster.run(u64::from(TTL_S) * SECOND + 2 * SECOND);
+    assert_eq!(cluster.ids(), [2]);
+    cluster.mend(0);
+    cluster.run(5 * SECOND);
+    assert_eq!(cluster.ids(), [1, 2]);
+    assert_eq!(cluster.drained(), [1]);
+}
+
+#[test]
+fn of_those_who_would_all_be_emptied_at_one_time_one_stays() {
+    for (seed, count) in (0..20).flat_map(|seed| [(seed, 2), (seed, 5)]) {
+        let mut cluster = Cluster::new(seed);
+        for id in 1..=count {
+            cluster.start(id);
+        }
+        cluster.run(5 * SECOND);
+        (1..=count).for_each(|id| cluster.drain_id(id, 10 * SECOND));
+        cluster.run(5 * SECOND);
+        assert_eq!(cluster.drained().len() as u64, count - 1);
+        cluster.check_drained();
+        let stays = |node: &&harness::Node| node.member.draining() == Draining::Last;
+        assert_eq!(cluster.nodes.iter().filter(stays).count(), 1);
+        // It is no more when there is another.
+        let another = cluster.start(count + 1);
+        cluster.run(5 * SECOND);
+        assert_eq!(cluster.drained().len() as u64, count - 1, "nobody asks");
+        (1..=count).for_each(|id| cluster.drain_id(id, SECOND));
+        cluster.run(5 * SECOND);
+        assert_eq!(cluster.drained().len() as u64, count);
+        assert_eq!(cluster.nodes[another].member.draining(), Draining::No);
+    }
+}
+
+#[test]
+fn a_member_that_hears_nothing_in_time_is_not_emptied_later() {
+    let mut cluster = joined(3);
+    cluster.cut(0);
+    cluster.drain_id(1, SECOND);
+    cluster.run(2 * SECOND);
+    cluster.mend(0);
+    cluster.run(5 * SECOND);
+    assert!(cluster.drained().is_empty());
+    assert_eq!(cluster.nodes[0].member.draining(), Draining::No);
+    cluster.drain_id(1, SECOND);
+    cluster.run(5 * SECOND);
+    assert_eq!(cluster.drained(), [1]);
 }
 
 #[test]
@@ -388,6 +433,8 @@ enum Fault {
     Compact,
     RestartCoordinator,
     DamageQuota(usize),
+    /// It is to be emptied, within so many milliseconds.
+    Drain(usize, u64),
     Calm,
 }
 
@@ -410,6 +457,7 @@ fn fault() -> impl Strategy<Value = Fault> {
         Just(Fault::Compact),
         Just(Fault::RestartCoordinator),
         (0..TENANTS.len()).prop_map(Fault::DamageQuota),
+        (0_usize..5, 0_u64..4_000).prop_map(|(node, ms)| Fault::Drain(node, ms)),
         Just(Fault::Calm),
     ]
 }
@@ -440,6 +488,7 @@ proptest! {
                 Fault::Compact => cluster.compact(),
                 Fault::RestartCoordinator => cluster.restart_coordinator(),
                 Fault::DamageQuota(tenant) => cluster.damage_quota(TENANTS[tenant]),
+                Fault::Drain(id, within) => cluster.drain_id(id as u64 + 1, within * MS),
                 Fault::Calm => {}
             }
             for (id, tenant, bytes) in changes {
@@ -461,6 +510,7 @@ proptest! {
             prop_assert_eq!(node.member.map(), Some(&map));
         }
         cluster.check_quotas();
+        cluster.check_drained();
         for (id, tenant, bytes) in last {
             cluster.set_quota(id, TENANTS[tenant], bytes);
         }

@@ -1,5 +1,6 @@
 //! The state machine of a member.
 
+mod draining;
 mod quotas;
 
 use core::cmp::Ordering;
@@ -13,8 +14,8 @@ use super::quotas::QuotaChanges;
 use super::record::{CLUSTER_NAME_BYTES_MAX, ClusterIdentity, Keys, RecordFault, Registration};
 use super::view::{Proposal, View};
 use super::{
-    ANSWER_WAIT_MAX, Action, BAD_RECORDS_MAX, FORMER_MAX, MAP_CHANGE_MIN, MemberOptions, OpId,
-    PROPOSAL_STEP, PROPOSAL_WAIT_MAX, QuotaTicket, RETRY_MAX, RETRY_MIN, Refusal,
+    ANSWER_WAIT_MAX, Action, BAD_RECORDS_MAX, Draining, FORMER_MAX, MAP_CHANGE_MIN, MemberOptions,
+    OpId, PROPOSAL_STEP, PROPOSAL_WAIT_MAX, QuotaTicket, RETRY_MAX, RETRY_MIN, Refusal,
 };
 use crate::coordination::{
     Answer, Ask, Change, Compare, CoordinationFault, Expected, KeyValue, LeaseId, Op, OpOutcome,
@@ -42,7 +43,7 @@ enum Purpose {
     KeepAlive(LeaseId),
     Propose(ClusterMap),
     SetQuota(QuotaTicket),
-    Update,
+    Drain,
     RevokeOwn,
     RevokeStale,
 }
@@ -79,7 +80,7 @@ pub struct Member {
     watch: Option<OpId>,
     /// Whether everything under the prefix is to be read (again).
     must_load: bool,
-    must_update: bool,
+    draining: Draining,
     /// The generation that is wanted at least, and until when it is.
     raised: (u64, Time),
     /// The next map is of a later epoch than this one, whoever is in it.
@@ -110,6 +111,7 @@ impl Member {
         assert!(options.cluster.len() <= CLUSTER_NAME_BYTES_MAX);
         assert!(options.former.len() <= FORMER_MAX);
         assert!(0 < options.versions.0 && options.versions.0 <= options.versions.1);
+        let is_drained = options.member.is_draining;
         let mut member = Self {
             keys: Keys::new(&options.prefix),
             random: SplitMix64::new(options.seed),
@@ -123,7 +125,7 @@ impl Member {
             pending: BTreeMap::new(),
             watch: None,
             must_load: true,
-            must_update: false,
+            draining: Draining::No,
             raised: (0, Time::MAX),
             renewed: Epoch(0),
             abstains: false,
@@ -135,6 +137,9 @@ impl Member {
             rival_since: None,
             actions: VecDeque::new(),
         };
+        if is_drained {
+            member.is_drained();
+        }
         member.advance(now);
         member
     }
@@ -241,14 +246,6 @@ impl Member {
         self.actions.push_back(Action::MapChanged);
     }
 
-    /// Asks to be emptied: the next map has it without weight.
-    pub fn drain(&mut self, now: Time) {
-        self.options.member.is_draining = true;
-        self.must_update = true;
-        self.retry_at = self.retry_at.min(now);
-        self.advance(now);
-    }
-
     /// Whether the map that it knows is of those who are registered, as far as it knows: nobody will propose another.
     #[must_use]
     pub fn is_map_settled(&self) -> bool {
@@ -334,6 +331,7 @@ impl Member {
             }
             self.tell_quotas();
         }
+        self.note_draining();
         self.retry_at = self.retry_at.min(now);
         if self.phase == Phase::Joined && !self.view.members.contains_key(&own) {
             self.lose_lease(now);
@@ -389,7 +387,6 @@ impl Member {
                 self.ask(now, Purpose::Load, ask);
             }
             Phase::Joining => self.join(now),
-            Phase::Joined if self.must_update => self.update(now),
             Phase::Joined => self.change(now),
             Phase::Left | Phase::Refused => unreachable!("nothing is due any more"),
         }
@@ -416,6 +413,10 @@ impl Member {
 
     /// Changes what is to be changed for all: first the quotas, unless one was just tried in vain.
     fn change(&mut self, now: Time) {
+        self.begin_draining(now);
+        if !self.is_idle() {
+            return;
+        }
         let is_behind = core::mem::take(&mut self.has_quota_failed);
         if is_behind {
             self.propose(now);
@@ -529,7 +530,6 @@ impl Member {
             }],
             failure: Vec::new(),
         };
-        self.must_update = false;
         self.ask(now, Purpose::Register(lease), Ask::Txn(txn));
     }
 
@@ -550,30 +550,6 @@ impl Member {
         let (range, revision) = (self.keys.all(), self.view.revision.next());
         let from = WatchFrom { range, revision };
         self.actions.push_back(Action::Watch { op, from });
-    }
-
-    /// Writes what this member says of itself anew.
-    fn update(&mut self, now: Time) {
-        let id = self.options.member.id;
-        let (Some(own), Some(held)) = (self.view.members.get(&id), self.lease) else {
-            self.retry_at = now + RETRY_MIN;
-            return;
-        };
-        let (key, value) = (self.keys.member(id), self.registration().encode());
-        let expected = Expected::Modified(own.modified);
-        let txn = Txn {
-            compare: vec![Compare {
-                key: key.clone(),
-                expected,
-            }],
-            success: vec![Op::Put {
-                key,
-                value,
-                lease: Some(held.id),
-            }],
-            failure: Vec::new(),
-        };
-        self.ask(now, Purpose::Update, Ask::Txn(txn));
     }
 
     /// Proposes a map if this one is out of date, not too soon after the last change.
@@ -707,11 +683,11 @@ impl Member {
                 self.on_quota_answer(now, ticket, &outcome, answer.revision);
             }
             (
-                Purpose::Update,
+                Purpose::Drain,
                 Outcome::Txn {
                     succeeded: true, ..
                 },
-            ) => self.must_update = false,
+            ) => self.is_drained(),
             (Purpose::RevokeOwn, _) => self.become_left(),
             // What came of the others is read rather than believed.
             _ => self.must_load = true,
@@ -722,6 +698,7 @@ impl Member {
         self.must_load = false;
         let reset = self.view.reset(now, &self.keys, pairs, revision);
         self.tell_quotas();
+        self.note_draining();
         match reset {
             Ok(true) => self.on_map(),
             Ok(false) => {}
@@ -775,12 +752,12 @@ impl Member {
         self.rival_since = None;
         match (purpose, fault) {
             (Purpose::RevokeOwn, CoordinationFault::LeaseNotFound) => return self.become_left(),
-            (Purpose::Register(_) | Purpose::Update, CoordinationFault::LeaseNotFound) => {
+            (Purpose::Register(_) | Purpose::Drain, CoordinationFault::LeaseNotFound) => {
                 self.lose_lease(now);
             }
             (Purpose::RevokeStale, CoordinationFault::LeaseNotFound) => self.must_load = true,
             // It may have been done: what is there is read before anything is asked again.
-            (Purpose::Register(_) | Purpose::CreateIdentity | Purpose::Update, _) => {
+            (Purpose::Register(_) | Purpose::CreateIdentity | Purpose::Drain, _) => {
                 self.must_load = true;
             }
             (Purpose::SetQuota(_), _) => self.has_quota_failed = true,

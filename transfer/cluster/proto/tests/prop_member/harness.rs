@@ -1,5 +1,6 @@
 //! Members and their coordinator, step by step.
 
+mod draining;
 mod quotas;
 
 use std::collections::BTreeMap;
@@ -36,6 +37,8 @@ pub(crate) struct Node {
     quotas: Quotas,
     /// When serving stops, as the member said last.
     serves_until: Time,
+    /// Until when it may begin to be emptied.
+    drains_until: Time,
 }
 
 enum Mail {
@@ -70,6 +73,7 @@ pub(crate) struct Cluster {
     random: SplitMix64,
     pub(crate) epochs: Vec<Epoch>,
     sets: quotas::Sets,
+    drains: draining::Drains,
     /// How often everything was read.
     pub(crate) loads: u64,
     /// How often it was told that a quota makes no sense.
@@ -91,6 +95,7 @@ impl Cluster {
             random: SplitMix64::new(seed),
             epochs: Vec::new(),
             sets: quotas::Sets::default(),
+            drains: draining::Drains::default(),
             loads: 0,
             ignored: 0,
             map_changed: None,
@@ -133,6 +138,7 @@ impl Cluster {
             watch: None,
             quotas: Quotas::default(),
             serves_until: Time::ZERO,
+            drains_until: Time::ZERO,
         });
         self.nodes.len() - 1
     }
@@ -154,10 +160,6 @@ impl Cluster {
 
     pub(crate) fn leave(&mut self, node: usize) {
         self.nodes[node].member.leave(self.now);
-    }
-
-    pub(crate) fn drain(&mut self, node: usize) {
-        self.nodes[node].member.drain(self.now);
     }
 
     /// Nothing reaches the coordinator from there, and the watch ends in silence.
@@ -319,6 +321,9 @@ impl Cluster {
         } else {
             // What reaches the coordinator may be done although its answer is lost.
             let answer = self.coordinator.handle(self.now, ask);
+            if let Ok(done) = &answer {
+                self.note_drain(node, ask, done);
+            }
             if is_lost {
                 Err(CoordinationFault::TimedOut)
             } else {
