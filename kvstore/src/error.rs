@@ -331,6 +331,12 @@ pub enum NodeError {
     /// It was told of no cluster, or has left it.
     #[error("the node is no member of a cluster")]
     NoCluster,
+    /// No other member of its cluster takes objects.
+    #[error("the node is the last member that takes objects")]
+    LastMember,
+    /// Too many wait for the same.
+    #[error("too many wait for the node to be emptied")]
+    Busy,
     /// The memory was refused.
     #[error("cannot lend memory: {0}")]
     Memory(#[from] AllocError),

@@ -414,7 +414,7 @@ mod tests {
             }
             let before = scene.held_by(&client, 1).await;
             assert!((1..30).contains(&before), "{before}");
-            scene.retire_first();
+            scene.retire_first().await.expect("another stays");
             eventually("the client knows that it retires", async || {
                 client.exists(&[key(0)]).await.is_ok() && client.map().members()[0].is_draining
             })

@@ -18,12 +18,14 @@ use crate::error::{StoreError, StoreErrorKind};
 impl ClusterClient {
     /// Has a member emptied, by its name (`host:port`, as the cluster's map has it): from the next map on it is the home of nothing, and
     /// takes neither new objects nor replicas. Others make copies of what it has, as far as they have room, and it serves that
-    /// until they have. Waits until this client knows that map, or one without the member, or until
-    /// the deadline of operations. What is empty already stays so; a member is filled again when it starts anew.
+    /// until they have. Waits until this client knows that map, or until the deadline of operations: a member begins nothing of
+    /// it later than that. What is empty already stays so; a member is filled again when it starts anew. Of members that are asked at one
+    /// time one stays.
     ///
     /// # Errors
-    /// `NoMember`: the map has no such member. `LastMember`: all others are emptied already. `TimedOut`: it was not asked. `Interrupted`: it did
-    /// not answer, or no such map was made in time; it may be made later. `OfAllTenants`: this client is of a tenant other than the default one.
+    /// `NoMember`: the map has no such member, or none any more. `LastMember`: all others are emptied already. `TimedOut`: it was not
+    /// asked. `Interrupted`: it did not answer, or no such map was made in time; what it had begun may be done within its lease.
+    /// `OfAllTenants`: this client is of a tenant other than the default one.
     pub async fn retire(&self, member: SocketAddr) -> Result<(), StoreError> {
         self.check_of_all()?;
         let until = time::now() + self.timeout;
@@ -47,6 +49,15 @@ impl ClusterClient {
             match self.ask_to_retire((to, member), until).await {
                 Ok(Status::Ok) => break,
                 Ok(Status::WrongSeat) => {}
+                Ok(Status::LastMember) => {
+                    return Err(StoreError::at(
+                        member,
+                        StoreErrorKind::LastMember { member },
+                    ));
+                }
+                Ok(Status::Internal) => {
+                    return Err(StoreError::at(member, StoreErrorKind::Interrupted));
+                }
                 Ok(status) => {
                     return Err(StoreError::at(member, StoreErrorKind::Refused(status)));
                 }
@@ -54,19 +65,17 @@ impl ClusterClient {
             }
             // It has left, or has started again since this client looked last.
             self.wait_for_map(until).await.map_err(in_doubt)?;
-            let now = self.member(member);
-            if now.is_none_or(|now| now.incarnation == to.incarnation) {
+            time::sleep(PAUSE).await;
+        }
+        loop {
+            let known = self.member(member);
+            let known = known.ok_or(StoreError::local(StoreErrorKind::NoMember { member }))?;
+            if known.is_draining {
                 return Ok(());
             }
-        }
-        while self
-            .member(member)
-            .is_some_and(|member| !member.is_draining)
-        {
             self.wait_for_map(until).await.map_err(in_doubt)?;
             time::sleep(PAUSE).await;
         }
-        Ok(())
     }
 
     async fn ask_to_retire(
@@ -101,7 +110,7 @@ impl ClusterClient {
     fn is_last(&self, node: NodeId) -> bool {
         let map = self.asking.map();
         let mut others = map.members().iter().filter(|other| other.id != node);
-        others.all(|other| other.is_draining)
+        others.all(|other| other.weight() == 0)
     }
 
     fn member(&self, address: SocketAddr) -> Option<MapMember> {

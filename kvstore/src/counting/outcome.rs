@@ -125,7 +125,7 @@ impl From<Status> for Outcome {
             Status::BadRequest | Status::OutOfRange | Status::Unfinished => Self::BadRequest,
             Status::Corrupt => Self::Corrupt,
             Status::Unsupported => Self::Unsupported,
-            Status::Draining | Status::Unavailable => Self::Unavailable,
+            Status::Draining | Status::Unavailable | Status::LastMember => Self::Unavailable,
             Status::Internal | Status::Other(_) => Self::Internal,
         }
     }

@@ -23,6 +23,7 @@ use lunette_runtime_core::ids::NodeId;
 use lunette_runtime_core::time::Time;
 
 use super::departing::{Departure, Parking, finish};
+use super::emptying::{Emptied, Emptying};
 use super::{ClusterOptions, Mail, QuotaList};
 use crate::error::ClusterError;
 
@@ -39,8 +40,11 @@ const VERSIONS: (u8, u8) = (FormatVersions::OURS.min.0, FormatVersions::OURS.max
 pub(crate) enum Steer {
     /// The map, once this node is in it.
     Joined(oneshot::Sender<Result<ClusterMap, Refusal>>),
-    /// To be emptied: the next map has this node without weight.
-    Drain,
+    /// To be emptied: the next map has this node without weight. Answered when that is known, or will not be; not begun later than that.
+    Drain {
+        until: Time,
+        answer: oneshot::Sender<Emptied>,
+    },
     /// To leave the map at once. Answered when the coordinator knows, or the lease has run out.
     Leave(oneshot::Sender<()>),
     /// "Remove all": the next map is of a later generation. Answered when this node knows it, with its epoch
@@ -162,6 +166,7 @@ pub(crate) async fn steer(
     let mut is_refused = false;
     let mut joining: Vec<oneshot::Sender<Result<ClusterMap, Refusal>>> = Vec::new();
     let mut clearing: Vec<Clear> = Vec::new();
+    let mut emptying = Emptying::default();
     let setting = Scope::new();
     let mut departure: Option<Departure> = None;
     let mut changed = Box::pin(next_change(Rc::clone(&membership)));
@@ -173,6 +178,7 @@ pub(crate) async fn steer(
         }
         answer_joined(&membership, &mut joining);
         clearing = clear(&membership, clearing);
+        emptying.answer(time::now(), &membership, NodeId(node));
         let left = departure.as_ref().map(|it| it.left(&membership));
         if left == Some(Duration::ZERO) {
             break;
@@ -185,7 +191,9 @@ pub(crate) async fn steer(
             Next::Changed => changed = Box::pin(next_change(Rc::clone(&membership))),
             Next::Look => {}
             Next::Steer(Steer::Joined(answer)) => joining.push(answer),
-            Next::Steer(Steer::Drain) => membership.drain(),
+            Next::Steer(Steer::Drain { until, answer }) => {
+                emptying.begin(&membership, (until, answer));
+            }
             Next::Steer(Steer::Renew(epoch)) => membership.renew_map(epoch),
             Next::Steer(Steer::Clear { until, answer }) => {
                 Clear::begin((until, answer), &mut clearing);

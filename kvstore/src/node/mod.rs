@@ -32,7 +32,7 @@ use self::core::{Announced, CorePlan, Question, run_core};
 use crate::cluster_client::ClusterClientOptions;
 use crate::error::{ClusterError, NodeError};
 use crate::handle::{Cores, HandleError, Seated, StoreHandle};
-use crate::member::{Life, MAIL_MAX, Mail, Steer, steer};
+use crate::member::{Emptied, Life, MAIL_MAX, Mail, Steer, steer};
 
 pub(crate) use self::core::hello;
 pub use inside::NodeCore;
@@ -287,13 +287,22 @@ impl SeatedNode {
         Ok(joined?)
     }
 
-    /// Asks to be emptied: the next map has the node without weight, so that it is the home of
-    /// nothing, and others take what it has.
+    /// Has the node emptied: the next map has it without weight, so that it is the home of nothing, and others take what it has. Waits
+    /// until the node knows that map. Dropping the future leaves it to be done or not.
     ///
     /// # Errors
-    /// [`NodeError::NoCluster`].
-    pub fn retire(&self) -> Result<(), NodeError> {
-        self.steer(Steer::Drain)
+    /// [`NodeError::LastMember`]: no other takes objects, and nothing is done. [`NodeError::Busy`]: too many wait for the same.
+    /// [`NodeError::NoCluster`]: it was not told of one, or ended meanwhile.
+    pub async fn retire(&self) -> Result<(), NodeError> {
+        let (answer, emptied) = oneshot::channel();
+        let until = Time::MAX;
+        self.steer(Steer::Drain { until, answer })?;
+        match emptied.await {
+            Ok(Emptied::Yes) => Ok(()),
+            Ok(Emptied::IsLast) => Err(NodeError::LastMember),
+            Ok(Emptied::IsBusy) => Err(NodeError::Busy),
+            Err(_gone) => Err(NodeError::NoCluster),
+        }
     }
 
     /// "Remove all": the next map makes everything dead that was written before, on every member. Waits

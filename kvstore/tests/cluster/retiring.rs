@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use lunette_kvstore::{ClusterClient, PutOptions, StoreErrorKind, Stored, Value};
+use lunette_kvstore::{ClusterClient, NodeError, PutOptions, StoreErrorKind, Stored, Value};
 use lunette_kvstore_proto::tenant::Tenant;
 use lunette_kvstore_proto::version::WriteKind;
 use lunette_runtime::{spawn_local, time};
@@ -73,11 +73,41 @@ fn who_is_no_member_is_not_emptied_and_not_everybody_may_ask() {
         let member = name;
         let refused = client.retire(member).await.expect_err("it is the last");
         assert_eq!(refused.kind, StoreErrorKind::LastMember { member });
+        let refused = scene.retire_first().await;
+        assert!(matches!(refused, Err(NodeError::LastMember)), "{refused:?}");
         assert!(!client.map().members()[0].is_draining);
     });
 }
 
-/// Who was asked to be emptied may be, once the coordinator is back.
+/// Each is asked by somebody who sees that the others stay.
+#[test]
+fn of_those_who_are_emptied_at_one_time_one_stays() {
+    run(WORLDS, || async {
+        let scene = Scene::of(3, 8 * MIB).await;
+        let mut retiring = Vec::new();
+        for member in 0..3 {
+            let client = scene.client().await;
+            let name = client.map().members()[member].address;
+            retiring.push(spawn_local(async move { client.retire(name).await }));
+        }
+        let mut refused = Vec::new();
+        for retired in retiring {
+            refused.extend(retired.await.expect("no panic").err());
+        }
+        let kinds: Vec<_> = refused.into_iter().map(|error| error.kind).collect();
+        assert!(
+            matches!(kinds[..], [StoreErrorKind::LastMember { .. }]),
+            "{kinds:?}"
+        );
+        let client = scene.client().await;
+        scene.put(&client, 1, 1, LEN).await;
+        let map = client.map();
+        let staying = map.members().iter().filter(|member| !member.is_draining);
+        assert_eq!(staying.count(), 1);
+    });
+}
+
+/// Who was asked to be emptied may have asked the coordinator.
 #[test]
 fn whether_a_member_will_be_emptied_may_be_in_doubt() {
     run(WORLDS, || async {

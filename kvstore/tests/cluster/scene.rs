@@ -296,8 +296,8 @@ impl Scene {
         }
     }
 
-    pub(crate) fn retire_first(&self) {
-        self.nodes[0].retire().expect("a member");
+    pub(crate) async fn retire_first(&self) -> Result<(), NodeError> {
+        self.nodes[0].retire().await
     }
 
     pub(crate) async fn clear(&self) {

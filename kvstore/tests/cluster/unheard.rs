@@ -109,11 +109,14 @@ fn who_has_begun_anew_is_asked_too() {
 #[test]
 fn a_client_that_knows_of_no_home_looks_for_one() {
     run(WORLDS, || async {
-        let mut scene = Scene::of(1, 8 * MIB).await;
-        scene.retire_first();
+        let mut scene = Scene::of(2, 8 * MIB).await;
+        let second = scene.client().await;
+        let name = second.map().members()[1].address;
+        second.retire(name).await.expect("another stays");
+        scene.remove_first().await;
         let client = loop {
             let client = scene.client().await;
-            if client.map().members()[0].is_draining {
+            if client.map().members().len() == 1 {
                 break client;
             }
         };

@@ -69,6 +69,10 @@ pub(crate) enum Failure {
     NotFound { keys: String },
     #[error("{member} still has {left} objects: others have no room for them, or no time yet")]
     NotEmpty { member: SocketAddr, left: u64 },
+    #[error(
+        "{member} is in the cluster no more: what it had may be nowhere else, if it did not leave by itself"
+    )]
+    Gone { member: SocketAddr },
     #[error("trace {name}: {error}")]
     Trace {
         name: String,

@@ -53,13 +53,15 @@ pub enum Status {
     OverQuota,
     /// As many tenants as may have quotas have one.
     TooManyQuotas,
+    /// No other member takes objects: this one cannot be emptied.
+    LastMember,
     /// A status of a later version, by its code.
     Other(u16),
 }
 
 impl Status {
     /// All statuses that this version knows; the code of each is its index.
-    pub const KNOWN: [Self; 24] = [
+    pub const KNOWN: [Self; 25] = [
         Self::Ok,
         Self::NotFound,
         Self::Touched,
@@ -84,6 +86,7 @@ impl Status {
         Self::OverConnection,
         Self::OverQuota,
         Self::TooManyQuotas,
+        Self::LastMember,
     ];
 
     /// Its code on the wire.
@@ -114,6 +117,7 @@ impl Status {
             Self::OverConnection => 21,
             Self::OverQuota => 22,
             Self::TooManyQuotas => 23,
+            Self::LastMember => 24,
             Self::Other(code) => code,
         }
     }
@@ -156,6 +160,7 @@ impl Status {
             | Self::OverConnection
             | Self::OverQuota
             | Self::TooManyQuotas
+            | Self::LastMember
             | Self::Other(_) => false,
         }
     }

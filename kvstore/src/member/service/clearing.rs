@@ -11,6 +11,7 @@ use lunette_transfer::{Intake, Later, Response};
 
 use super::{MemberService, Pending, version_of};
 use crate::counting::{Counting, Outcome};
+use crate::member::emptying::Emptied;
 use crate::member::steering::Steer;
 use crate::refusals::{bad_request, refusal};
 
@@ -50,14 +51,35 @@ impl MemberService {
         })))
     }
 
-    /// Answered at once: who asks sees in the map when it is so. A node that is cut off is asked again later.
-    pub(super) fn retire(&self, body: &[u8]) -> Result<Response, Status> {
+    /// Answered when this node knows the map that has it without weight, or that there will be none. A node that is cut off
+    /// may be in time still.
+    pub(super) fn retire(
+        &self,
+        body: &[u8],
+        counting: &mut Counting,
+    ) -> Result<Intake<Pending>, Status> {
         let message = ChangeMessage::decode(body).map_err(bad_request)?;
         self.check(message.to)?;
-        until(message.term)?;
-        let asked = self.steering.clone().try_send(Steer::Drain);
+        let until = until(message.term)?;
+        let (answer, emptied) = oneshot::channel();
+        let drain = Steer::Drain { until, answer };
+        let asked = self.steering.clone().try_send(drain);
         asked.map_err(|_full| Status::Busy)?;
-        Ok(Response::default())
+        let mut counting = counting.waits();
+        Ok(Intake::Later(Later::new(async move {
+            let status = match emptied.await {
+                Ok(Emptied::Yes) => {
+                    counting.end(Outcome::Ok);
+                    return Response::default();
+                }
+                Ok(Emptied::IsLast) => Status::LastMember,
+                Ok(Emptied::IsBusy) => Status::Busy,
+                // It ends, or was not emptied in time; perhaps it will be all the same.
+                Err(_gone) => Status::Internal,
+            };
+            counting.end_with(status.code());
+            refusal(status)
+        })))
     }
 
     /// By which who asks is told until when something may be done.

@@ -250,7 +250,7 @@ impl Service for MemberService {
             Ok(Op::Commit) => self.commit(request.body, counted),
             Ok(Op::Revoke) => self.revoke(request.body).map(Intake::Answer),
             Ok(Op::Clear) => self.clear(request.body, counted),
-            Ok(Op::Retire) => self.retire(request.body).map(Intake::Answer),
+            Ok(Op::Retire) => self.retire(request.body, &mut counting),
             Ok(Op::Clock) => self.clock(request.body).map(Intake::Answer),
             Ok(Op::Quota) => self.quota(request.body, counted),
             Ok(Op::List) => self.list(request.body, counted),

@@ -49,16 +49,17 @@ async fn left_after(
         let map = client.map();
         let mut members = map.members().iter();
         let Some(known) = members.find(|known| known.address == member) else {
-            return Ok(0);
+            return Err(Failure::Gone { member });
         };
+        let stats = client.stat().await.into_iter();
+        let cores: Vec<_> = stats.filter(|(seat, _)| seat.node == known.id).collect();
+        let is_there = !cores.is_empty();
         let mut left = 0;
-        for (seat, stat) in client.stat().await {
-            if seat.node == known.id {
-                let stat = stat?;
-                left += stat.shards.entries.max(stat.drive_entries);
-            }
+        for (_, stat) in cores {
+            let stat = stat?;
+            left += stat.shards.entries.max(stat.drive_entries);
         }
-        if left == 0 || time::now() >= until {
+        if is_there && (left == 0 || time::now() >= until) {
             return Ok(left);
         }
         time::sleep(LOOK).await;
