@@ -81,7 +81,8 @@ impl ClusterClient {
             placed: None,
             among: Among::at(index, count),
         });
-        self.put_each(objects, options).await
+        self.put_each(objects, options, self.until(Duration::ZERO))
+            .await
     }
 
     /// As [`put_all`](Self::put_all), of the blocks of one prompt, in their order: each is of no use without the one before,
@@ -110,7 +111,8 @@ impl ClusterClient {
             },
         });
         let blocks: Vec<_> = blocks.collect();
-        self.put_each(blocks.into_iter(), options).await
+        let until = self.until(Duration::ZERO);
+        self.put_each(blocks.into_iter(), options, until).await
     }
 
     /// What objects are put [behind](PutOptions::behind) that are of no use without the one under this key; `None` if it is
@@ -122,13 +124,19 @@ impl ClusterClient {
         Some(Parent(key.fingerprint()))
     }
 
-    /// As [`put_all`](Self::put_all), of objects some of which have been placed, and all or some of a batch.
+    /// When the time of an operation is over that is under way for so long already.
+    pub(crate) fn until(&self, spent: Duration) -> Time {
+        time::now() + self.timeout.saturating_sub(spent)
+    }
+
+    /// As [`put_all`](Self::put_all), of objects some of which have been placed, and all or some of a batch. What is put in parts has
+    /// its own time.
     pub(crate) async fn put_each(
         &self,
         objects: impl DoubleEndedIterator<Item = Putting<'_>> + Clone,
         options: PutOptions,
+        until: Time,
     ) -> Vec<Result<Stored, StoreError>> {
-        let until = time::now() + self.timeout;
         let together = if options.is_same_node && options.preferred.is_empty() {
             let objects = objects.clone();
             self.one_node(objects.map(|object| (object.key, object.value)))

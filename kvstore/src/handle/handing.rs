@@ -35,6 +35,7 @@ const COPYING_MAX: usize = 64;
 #[must_use = "what is left is not put unless it is finished"]
 pub struct Handing {
     cores: Arc<Cores>,
+    begun: Instant,
     until: Until,
     options: PutOptions,
     /// What lies in memory of a device and is to be copied to where this thread reads it, the next one last.
@@ -127,6 +128,7 @@ impl StoreHandle {
         });
         let mut handing = Handing {
             cores: Arc::clone(&self.cores),
+            begun: Instant::now(),
             until: self.puts,
             options,
             of_devices: Vec::new(),
@@ -317,7 +319,7 @@ impl Handing {
         })
     }
 
-    /// Has cores put what is left; what came of each, in their order.
+    /// Has cores put what is left, in what is left of an operation's time; what came of each, in their order.
     ///
     /// # Errors
     /// [`StoreError`] for each, as of [`StoreHandle::put`]: `Interrupted` if the other process has ended, or has not answered
@@ -341,7 +343,8 @@ impl Handing {
         let objects = self.others.into_iter();
         let objects = objects.map(|object| Filled::by_core(object.key, object.value, object.among));
         let work = work_of(indices.len());
-        let asked = (self.cores).put_filled(objects.collect(), self.options, self.until);
+        let until = (self.until, self.begun.elapsed());
+        let asked = (self.cores).put_filled(objects.collect(), self.options, until);
         let mut stored = self.stored;
         Pending::here(async move {
             for (index, answer) in indices.into_iter().zip(asked.await) {

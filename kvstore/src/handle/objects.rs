@@ -2,6 +2,7 @@
 
 use std::num::NonZeroU64;
 use std::rc::Rc;
+use std::time::Duration;
 
 use lunette_kvstore_proto::message::directory::{Found, HoldWish, Peek};
 use lunette_kvstore_proto::range::ByteRange;
@@ -92,7 +93,8 @@ impl StoreHandle {
         options: PutOptions,
     ) -> Pending<Vec<Result<Stored, StoreError>>> {
         let objects = Filled::by_cores(objects);
-        self.cores.put_filled(objects, options, self.puts)
+        self.cores
+            .put_filled(objects, options, (self.puts, Duration::ZERO))
     }
 
     /// Gets the value under `key` to the front of what is lent, one piece after the other; its checksum has
@@ -332,15 +334,15 @@ impl Cores {
         self.ask_each(Until::NobodyWaits, keys, |key| key, exists)
     }
 
-    /// Has cores put objects, whose results are in their order.
+    /// Has cores put objects, whose results are in their order, of an operation that is under way for so long already.
     pub(super) fn put_filled(
         &self,
         objects: Vec<Filled>,
         options: PutOptions,
-        until: Until,
+        (until, spent): (Until, Duration),
     ) -> Pending<Vec<Result<Stored, StoreError>>> {
         let put = move |hosted: Rc<Hosted>, objects: Vec<Filled>| async move {
-            hosted.put_filled(objects, options).await
+            hosted.put_filled(objects, options, spent).await
         };
         if options.is_same_node {
             // One core chooses the node for all of them.

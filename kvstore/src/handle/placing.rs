@@ -3,6 +3,7 @@
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lunette_kvstore_proto::retention::{GroupId, Parent};
 use lunette_runtime::Pending;
@@ -167,7 +168,9 @@ impl Placing {
         }
         let put = move |hosted: Rc<Hosted>, objects: Vec<(usize, Filled)>| async move {
             let objects = objects.into_iter().map(|(_, filled)| filled);
-            hosted.put_filled(objects.collect(), options).await
+            hosted
+                .put_filled(objects.collect(), options, Duration::ZERO)
+                .await
         };
         let stored = (self.cores).ask_at(self.until, filled, |(core, _)| *core, put);
         if failed.iter().all(Option::is_none) {
@@ -243,11 +246,12 @@ impl Hosted {
         &self,
         objects: Vec<Filled>,
         options: PutOptions,
+        spent: Duration,
     ) -> Vec<Result<Stored, StoreError>> {
         let apart = Apart::new(objects, |object| are_of_device(&object.value));
         apart
             .answered(
-                async |objects| self.put_of_host(objects, options).await,
+                async |objects| self.put_of_host(objects, options, spent).await,
                 async |objects| {
                     let objects = objects.into_iter();
                     let objects = objects.map(|object| (object.key, object.value, object.among));
@@ -261,7 +265,9 @@ impl Hosted {
         &self,
         objects: Vec<Filled>,
         options: PutOptions,
+        spent: Duration,
     ) -> Vec<Result<Stored, StoreError>> {
+        let until = self.client.until(spent);
         let objects = objects.into_iter().map(|filled| {
             let room = filled.room;
             let placed = room.and_then(|(room, crc32c)| self.client.filled(room, crc32c));
@@ -276,6 +282,6 @@ impl Hosted {
             placed: placed.as_ref(),
             among: *among,
         });
-        self.client.put_each(objects, options).await
+        self.client.put_each(objects, options, until).await
     }
 }

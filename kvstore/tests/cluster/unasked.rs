@@ -4,11 +4,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lunette_cluster::proto::fence::NamespaceKind;
 use lunette_kvstore::{
-    ClientHost, ClusterClient, ClusterClientOptions, Fetched, Got, Lent, Node, NodeCore,
+    ClientHost, ClusterClient, ClusterClientOptions, Fetched, Got, Lent, Node, NodeCore, Preferred,
     PutOptions, StoreError, StoreErrorKind, StoreHandle, Value,
 };
 use lunette_kvstore_proto::version::WriteKind;
@@ -635,6 +635,41 @@ fn what_is_seen_of_long_objects_is_one_also_while_its_memory_changes_hands() {
     });
     let hits = hits.into_inner();
     assert!(hits > HITS_MIN, "{hits}");
+}
+
+/// What a thread has waited for before it leaves the rest to cores is of the time that an operation has.
+#[test]
+fn who_finishes_late_what_it_puts_has_no_more_time() {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    let (_coordinating, coordinator) = coordinator();
+    let node = node(1, 1, coordinator);
+    let options = ClusterClientOptions {
+        timeout: TIMEOUT,
+        ..default_options()
+    };
+    let host = neighbour(&node, options);
+    // A thread does not choose between members.
+    let options = PutOptions {
+        preferred: Preferred::new(&[node.address()]).expect("one"),
+        ..PutOptions::default()
+    };
+    let (put, took) = while_stopped(&node, 1, || {
+        let begun = Instant::now();
+        let handing = host
+            .handle()
+            .hand_over(vec![(key(1), lent(1, 100))], options);
+        thread::sleep(TIMEOUT * 3 / 4);
+        (handing.finish().wait(), begun.elapsed())
+    });
+    let kinds = put.into_iter().map(|put| put.map_err(|error| error.kind));
+    let is_late = |kind| {
+        matches!(
+            kind,
+            Err(StoreErrorKind::TimedOut | StoreErrorKind::Interrupted)
+        )
+    };
+    assert!(kinds.into_iter().all(is_late));
+    assert!(took < TIMEOUT * 5 / 4, "{took:?}");
 }
 
 #[test]

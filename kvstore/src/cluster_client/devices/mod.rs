@@ -38,6 +38,7 @@ mod summing;
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use lunette_kvstore_proto::range::ByteRange;
@@ -384,7 +385,8 @@ impl DeviceClient {
             placed: None,
             among: object.among,
         });
-        let stored = self.client.put_each(values, options).await;
+        let until = self.client.until(Duration::ZERO);
+        let stored = self.client.put_each(values, options, until).await;
         let mut stored = stored.into_iter();
         let results = faults.into_iter().map(|fault| match fault {
             Err(fault) => Err(DeviceStoreError::Device(fault)),

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::time::Duration;
 
 use lunette_gpu::{Device, HostPiece};
 use lunette_runtime::arena::RegionMut;
@@ -195,7 +196,8 @@ impl DeviceClient {
             placed: Some(placed),
             among: objects[*place].among,
         });
-        let stored = self.client.put_each(putting, options).await;
+        let until = self.client.until(Duration::ZERO);
+        let stored = self.client.put_each(putting, options, until).await;
         for ((place, ..), stored) in placed.iter().zip(stored) {
             done[*place] = Some(stored.map_err(DeviceStoreError::from));
         }
