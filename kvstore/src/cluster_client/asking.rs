@@ -370,7 +370,8 @@ impl Asking {
         }
     }
 
-    fn operation_of(&self, request: RequestId) -> Option<OperationId> {
+    /// The operation under way of which this is a request.
+    pub(super) fn operation_of(&self, request: RequestId) -> Option<OperationId> {
         self.asker.borrow().operation_of(request)
     }
 

@@ -5,7 +5,8 @@
 //! knows, and it is told that.
 
 use std::cell::Cell;
-use std::future::pending;
+use std::future::{Future, pending};
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -36,6 +37,9 @@ use crate::value::Value;
 /// caller's again when the call is over: calls that have one last no longer than an operation may
 /// ([`Asking::get_timeout`]).
 pub(super) const CALL_TIMEOUT: Duration = Duration::from_secs(12);
+
+/// How often it is looked whether anybody still wants what is not answered.
+const WANTED_LOOK: Duration = RESEND;
 
 /// In which a core hears what has come while it stood still.
 const TURN: Duration = Duration::from_millis(5);
@@ -129,6 +133,21 @@ async fn silence(asking: &Asking, seat: Seat, link: &Link) -> Duration {
         if link.heard() == heard {
             tracing::debug!(?seat, ?patience, "a node says nothing");
             return patience;
+        }
+    }
+}
+
+/// What a call comes to; `None`, and it is dropped, a moment after nobody wants it any more. A home that hears that its asker has
+/// gone on answers no more, and the connection is in use for as long as the call.
+async fn while_wanted(
+    mut call: Pin<&mut impl Future<Output = Called>>,
+    is_wanted: impl Fn() -> bool,
+) -> Option<Called> {
+    loop {
+        match time::timeout(WANTED_LOOK, call.as_mut()).await {
+            Ok(called) => return Some(called),
+            Err(_late) if is_wanted() => {}
+            Err(_late) => return None,
         }
     }
 }
@@ -380,12 +399,19 @@ pub(super) async fn ask(asking: Rc<Asking>, seat: Seat, epoch: Epoch, mut asks: 
         asks,
     };
     let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-    let called = if message.asks.iter().all(Ask::is_read) {
-        call_again(&asking, seat, Op::Ask, write).await
-    } else {
-        call(&asking, seat, Op::Ask, write, Attachments::default())
-            .await
-            .0
+    let called = pin!(async {
+        if message.asks.iter().all(Ask::is_read) {
+            call_again(&asking, seat, Op::Ask, write).await
+        } else {
+            call(&asking, seat, Op::Ask, write, Attachments::default())
+                .await
+                .0
+        }
+    });
+    let is_wanted = |ask: &Ask| asking.operation_of(ask.request()).is_some();
+    let called = while_wanted(called, || message.asks.iter().any(is_wanted));
+    let Some(called) = called.await else {
+        return;
     };
     let all = |of: fn(&Ask) -> Answer| {
         let asks = message.asks.iter();
@@ -481,9 +507,16 @@ pub(super) async fn write(
                 key,
             };
             let write = |version, out: &mut Vec<u8>| message.encode(version, out);
-            call(&asking, seat, Op::Commit, write, Attachments::default())
-                .await
-                .0
+            let mut committed = Box::pin(async {
+                call(&asking, seat, Op::Commit, write, Attachments::default())
+                    .await
+                    .0
+            });
+            let is_wanted = || asking.operation_of(request).is_some();
+            let Some(called) = while_wanted(committed.as_mut(), is_wanted).await else {
+                return;
+            };
+            called
         }
         None => {
             let Some(value) = asking.send(id) else {

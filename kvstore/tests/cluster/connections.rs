@@ -151,6 +151,33 @@ fn cores_of_a_node_make_room_for_each_other() {
     assert!(world.run_until(until, || done.is_there()), "it ends");
 }
 
+/// A home that has heard that nobody waits any more does not answer.
+#[test]
+fn what_nobody_waits_for_any_more_uses_no_connection() {
+    const TIMEOUT: Duration = Duration::from_millis(400);
+    run(2, || async {
+        let options = ClusterClientOptions {
+            connections_max: 2,
+            timeout: TIMEOUT,
+            ..ClusterClientOptions::new(Vec::new())
+        };
+        let (client, counts, _nodes) = begin(options).await;
+        counts.are_homes_silent.set(true);
+        let keys: Vec<_> = (0..KEYS).map(key).collect();
+        let removed = client.remove(&keys).await;
+        assert!(removed.iter().all(Result::is_err), "{removed:?}");
+        counts.are_homes_silent.set(false);
+        let until = time::now() + 5 * TIMEOUT;
+        loop {
+            let present = client.exists(&keys).await;
+            if present == Ok(vec![false; KEYS]) {
+                break;
+            }
+            assert!(time::now() < until, "connections are in use: {present:?}");
+        }
+    });
+}
+
 #[test]
 fn nodes_are_asked_for_their_statistics_at_the_same_time() {
     run(2, || async {

@@ -51,6 +51,8 @@ pub(crate) struct Counts {
     pub(crate) makes_no_sense: Cell<bool>,
     /// Whether nothing of what threads ask for is answered.
     pub(crate) is_silent: Cell<bool>,
+    /// Whether homes answer nothing.
+    pub(crate) are_homes_silent: Cell<bool>,
 }
 
 /// A node of one core that knows of no object, and of no request that came later than most.
@@ -134,6 +136,9 @@ impl Service for Teller {
             (Ok(Op::Map), Some(map)) => {
                 self.counts.maps.set(self.counts.maps.get() + 1);
                 Intake::Answer(response(Status::Ok, map.encode()))
+            }
+            (Ok(Op::Ask), Some(_)) if self.counts.are_homes_silent.get() => {
+                Intake::Later(Later::new(std::future::pending()))
             }
             (Ok(Op::Ask), Some(_)) => {
                 let answer = misses(request.body);
