@@ -163,7 +163,6 @@ pub(crate) async fn steer(
         node,
         ..Told::default()
     };
-    let mut is_refused = false;
     let mut joining: Vec<oneshot::Sender<Result<ClusterMap, Refusal>>> = Vec::new();
     let mut clearing: Vec<Clear> = Vec::new();
     let mut emptying = Emptying::default();
@@ -172,10 +171,6 @@ pub(crate) async fn steer(
     let mut changed = Box::pin(next_change(Rc::clone(&membership)));
     loop {
         told.tell(&membership, &cores).await;
-        if let Some(refusal) = membership.refusal().filter(|_| !is_refused) {
-            tracing::error!(node, %refusal, "the node is no member of its cluster");
-            is_refused = true;
-        }
         answer_joined(&membership, &mut joining);
         clearing = clear(&membership, clearing);
         emptying.answer(time::now(), &membership, NodeId(node));
@@ -205,8 +200,7 @@ pub(crate) async fn steer(
                 answer,
             }) => {
                 let change = (tenant, quota_bytes, until);
-                let set = set_quota(Rc::clone(&membership), change, answer);
-                begin(&setting, set);
+                begin(&setting, set_quota(Rc::clone(&membership), change, answer));
             }
             Next::Steer(Steer::Leave(answer)) => {
                 let begun = match departure.take() {
@@ -365,6 +359,7 @@ struct Told {
     is_in_map: bool,
     fence: Fence,
     is_leased: bool,
+    is_refused: bool,
 }
 
 impl Told {
@@ -399,6 +394,10 @@ impl Told {
             }
         }
         self.log_lease();
+        if let Some(refusal) = membership.refusal().filter(|_| !self.is_refused) {
+            tracing::error!(node = self.node, %refusal, "the node is no member of its cluster");
+            self.is_refused = true;
+        }
     }
 
     /// Which cluster it is, whatever it is called.
