@@ -14,7 +14,7 @@ use lunette::transfer::Room;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::Value;
 
-use crate::process::{Node, await_that, lunette, run, run_with_input, send};
+use crate::process::{Finished, Node, await_that, lunette, run, run_with_input, send};
 use crate::town::{self, Town, member_arguments, with_client};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -232,6 +232,31 @@ fn a_member_is_emptied_before_it_is_stopped() {
     }
     let stranger = run(&[&retire[..], &["127.0.0.1:1"]].concat()).ended_with(1);
     assert!(stranger.stderr.contains("no member"), "{}", stranger.stderr);
+}
+
+/// What others had no room for is with a member that is cut off, or stopped, and may be nowhere else.
+#[test]
+fn a_member_that_is_gone_is_not_taken_for_empty() {
+    let town = Town::new();
+    let nodes = [1, 2].map(|id| Node::spawn(&mut town.member(id, &[])));
+    town::await_members(&nodes[0], 2);
+    let [first, second] = nodes.each_ref().map(Node::address);
+    for number in 0..10 {
+        let put = ["put", "--nodes", first, &format!("key-{number}")];
+        run_with_input(&put, &vec![7; 1 << 20]).ended_with(0);
+    }
+    let retire = ["cluster", "retire", "--nodes", first, second];
+    let retire = [&retire[..], &["--wait-ms", "60000"]].concat();
+    let retiring = lunette(&retire).spawn().expect("it starts");
+    let status = ["cluster", "status", "--json", "--nodes", first];
+    await_that("it is to be emptied", || {
+        let members = run(&status).ended_with(0).json()["members"].clone();
+        members[1]["is_draining"] == true
+    });
+    send(&nodes[1].child, Signal::STOP);
+    let retired = retiring.wait_with_output().expect("it ends");
+    let retired = Finished::of(retired).ended_with(1);
+    assert!(retired.stderr.contains("no more"), "{}", retired.stderr);
 }
 
 /// Reads, which are computed again where they are not found, do not wait until its lease is over.

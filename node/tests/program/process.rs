@@ -47,7 +47,7 @@ pub(crate) struct Finished {
 }
 
 impl Finished {
-    fn of(output: Output) -> Self {
+    pub(crate) fn of(output: Output) -> Self {
         Self {
             code: output.status.code(),
             stdout: output.stdout,
