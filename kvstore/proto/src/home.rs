@@ -315,7 +315,7 @@ impl Home {
         }
         self.left.retain(|seat| has_seat(map, *seat));
         self.note_emptied();
-        self.repairs.on_map(&self.map);
+        self.repairs.on_map();
         self.turn_away(now, out);
         self.carry_changes(now, is_kept && !is_raised, out);
         if !has_seat(map, self.seat) || self.has_left {

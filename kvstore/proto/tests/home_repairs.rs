@@ -384,6 +384,27 @@ fn a_member_is_emptied_of_what_others_have_enough_of() {
     }
 }
 
+/// There is enough without it as well when there are fewer who may have one.
+#[test]
+fn a_member_is_emptied_when_others_may_take_no_more() {
+    let [is_emptied, is_gone] = [(&[1, 2, 3][..], &[2, 3][..]), (&[1, 2], &[2])];
+    for (nodes, draining) in [is_emptied, is_gone] {
+        let copies = [(KEY, 1, 2), (KEY, 2, 2)];
+        let mut bench = Bench::with(HomeLimits::default(), map(1, &[1, 2, 3], &[]), &copies);
+        let shown = |bench: &Bench| -> Vec<u64> {
+            let shown = bench.home.shown().map(|(_, seat, _)| seat.node.0);
+            shown.collect()
+        };
+        bench.change_map(map(2, &[1, 2, 3], &[2]));
+        bench.report(&[], false);
+        assert_eq!(shown(&bench), [1, 2], "two are wanted");
+        bench.change_map(map(3, nodes, draining));
+        bench.report(&[], false);
+        bench.told_after(AFTER);
+        assert_eq!(shown(&bench), [1]);
+    }
+}
+
 #[test]
 fn what_a_lost_node_held_is_made_again_and_so_is_what_left_for_want_of_room() {
     let copies = [(KEY, 2, 2), (KEY, 3, 2)];

@@ -361,6 +361,9 @@ impl Load {
         for node in places.iter().cycle() {
             match client.retire(*node).await {
                 Ok(()) => break,
+                Err(error) if matches!(error.kind, StoreErrorKind::LastMember { .. }) => {
+                    return self.ledger.borrow_mut().count("kept as the last");
+                }
                 Err(error) => {
                     let is_unknown = matches!(error.kind, StoreErrorKind::NoMember { .. });
                     unknown = if is_unknown { unknown + 1 } else { 0 };

@@ -124,8 +124,8 @@ pub(super) struct Plan {
     /// When an operator removes everything, if one does, and whether by a client, which asks any member.
     pub(super) clear_at: Option<Time>,
     pub(super) clears_by_client: bool,
-    /// When an operator has a node emptied, and which, if one does.
-    pub(super) retire: Option<(Time, u8)>,
+    /// When an operator has nodes emptied, and which, if one does.
+    pub(super) retires: Vec<(Time, u8)>,
     pub(super) faults: Vec<Planned>,
 }
 
@@ -163,7 +163,7 @@ impl Plan {
         let faults = faults.map(|planned| (planned.from, planned.until));
         // The map changes, and what is on its way then may be lost.
         let changes = self.clear_at.into_iter();
-        let changes = changes.chain(self.retire.map(|(at, _)| at));
+        let changes = changes.chain(self.retires.iter().map(|(at, _)| *at));
         let unrest = faults.chain(changes.map(|at| (at, at)));
         unrest
             .map(|(from, until)| (from, until + SETTLES))
@@ -192,12 +192,6 @@ impl Plan {
         } else {
             Vec::new()
         };
-        let mut of_retiring = SplitMix64::new(seed ^ 0x7265_7469);
-        let retires = of_retiring.below(4) == 0;
-        let retire = (
-            at_ms(FAULTS_FROM_MS + of_retiring.below(FAULTS_UNTIL_MS - FAULTS_FROM_MS)),
-            small(&mut of_retiring, nodes),
-        );
         let is_cache = SplitMix64::new(seed ^ 0x6361_6368).below(3) == 0;
         Self {
             nodes,
@@ -220,10 +214,31 @@ impl Plan {
             means: means(seed),
             clear_at: (random.below(4) == 0).then(|| at_ms(FAULTS_FROM_MS + random.below(5_000))),
             clears_by_client: SplitMix64::new(seed ^ 0x636c_6561).below(2) == 0,
-            retire: retires.then_some(retire),
+            retires: retiring(seed, nodes),
             faults,
         }
     }
+}
+
+/// In a quarter of the worlds one, and in a third of those others at the same time, of which one stays, as there would be no other.
+fn retiring(seed: u64, nodes: u8) -> Vec<(Time, u8)> {
+    let mut random = SplitMix64::new(seed ^ 0x7265_7469);
+    if random.below(4) != 0 {
+        return Vec::new();
+    }
+    let first_ms = FAULTS_FROM_MS + random.below(FAULTS_UNTIL_MS - FAULTS_FROM_MS);
+    let first = small(&mut random, nodes);
+    let mut retires = vec![(at_ms(first_ms), first)];
+    if random.below(3) == 0 {
+        let others = (0..nodes).filter(|node| *node != first);
+        for node in others {
+            let (is_left_out, later_ms) = (random.below(4) == 0, random.below(100));
+            if !is_left_out {
+                retires.push((at_ms(first_ms + later_ms), node));
+            }
+        }
+    }
+    retires
 }
 
 /// What each client may have: in two thirds of the worlds what they have by default.

@@ -363,7 +363,7 @@ impl Town {
             let process = self.start_client(index);
             self.clients.push(process);
         }
-        if let Some((at, index)) = self.plan.retire {
+        for (at, index) in self.plan.retires.clone() {
             let places = self.places(Who::Node(index));
             let places = places.map(|host| SocketAddr::new(host, PORT)).collect();
             let load = self.load();

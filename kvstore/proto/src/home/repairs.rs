@@ -106,9 +106,7 @@ impl Repairs {
 
     /// The map is another one. Who was told may be gone; whether the keys are here still is found when
     /// they are due.
-    pub(super) fn on_map(&mut self, map: &ClusterMap) {
-        let members = map.members().iter();
-        self.takers = members.filter(|member| !member.is_draining).count();
+    pub(super) fn on_map(&mut self) {
         let told: Vec<_> = self.under_way.iter().copied().collect();
         for (due, key) in told {
             let tries = self.keys[&key].tries;
@@ -131,6 +129,12 @@ impl Repairs {
     }
 }
 
+/// How many members may take copies.
+fn takers(map: &ClusterMap) -> usize {
+    let members = map.members().iter();
+    members.filter(|member| !member.is_draining).count()
+}
+
 /// How long a key waits before an owner is told the next time, where it was told so often already.
 fn pause(tries: u32, limits: &super::HomeLimits) -> core::time::Duration {
     let doubled = limits.repair_after * (1 << tries.saturating_sub(1).min(10));
@@ -138,13 +142,18 @@ fn pause(tries: u32, limits: &super::HomeLimits) -> core::time::Duration {
 }
 
 impl Home {
-    /// The map is another one: what those have who are to be emptied since is to be judged again.
+    /// The map is another one: what those have who are to be emptied since is to be judged again; and what others have who are, where
+    /// fewer members may take copies, since fewer may be enough then.
     pub(super) fn note_emptied(&mut self) {
         let members = self.map.members().iter();
         let emptied = members.filter(|member| member.is_draining);
         let emptied: BTreeSet<NodeId> = emptied.map(|member| member.id).collect();
+        let takers = takers(&self.map);
+        let are_fewer = takers < self.repairs.takers;
+        self.repairs.takers = takers;
         for seat in seats(&self.map) {
-            if emptied.contains(&seat.node) && !self.emptied.contains(&seat.node) {
+            let is_new = !self.emptied.contains(&seat.node);
+            if emptied.contains(&seat.node) && (is_new || are_fewer) {
                 let keys = self.table.keys_of(seat);
                 self.unjudged.extend(keys);
             }
