@@ -79,6 +79,25 @@ fn who_is_no_member_is_not_emptied_and_not_everybody_may_ask() {
     });
 }
 
+/// As many may wait while no coordinator answers.
+#[test]
+fn those_who_wait_for_a_member_to_be_emptied_are_bounded() {
+    const WAITING_MAX: usize = 64;
+    run(1, || async {
+        let mut scene = Scene::of(2, 8 * MIB).await;
+        scene.end_coordinator();
+        let mut waiting = Vec::new();
+        for _ in 0..WAITING_MAX {
+            let mut retired = Box::pin(scene.retire_first());
+            let early = time::timeout(Duration::from_millis(5), retired.as_mut()).await;
+            assert!(early.is_err(), "{early:?}");
+            waiting.push(retired);
+        }
+        let refused = scene.retire_first().await;
+        assert!(matches!(refused, Err(NodeError::Busy)), "{refused:?}");
+    });
+}
+
 /// Each is asked by somebody who sees that the others stay.
 #[test]
 fn of_those_who_are_emptied_at_one_time_one_stays() {
