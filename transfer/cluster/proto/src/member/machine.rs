@@ -138,7 +138,7 @@ impl Member {
             actions: VecDeque::new(),
         };
         if is_drained {
-            member.is_drained();
+            member.set_drained();
         }
         member.advance(now);
         member
@@ -687,7 +687,7 @@ impl Member {
                 Outcome::Txn {
                     succeeded: true, ..
                 },
-            ) => self.is_drained(),
+            ) => self.set_drained(),
             (Purpose::RevokeOwn, _) => self.become_left(),
             // What came of the others is read rather than believed.
             _ => self.must_load = true,

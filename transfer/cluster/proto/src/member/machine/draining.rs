@@ -87,7 +87,7 @@ impl Member {
     }
 
     /// The coordinator has it as one that is emptied.
-    pub(super) fn is_drained(&mut self) {
+    pub(super) fn set_drained(&mut self) {
         self.draining = Draining::Yes;
         self.options.member.is_draining = true;
     }
@@ -98,7 +98,7 @@ impl Member {
         let held = self.lease.map(|held| held.id);
         let own = own.filter(|own| held.is_some() && own.lease == held);
         if own.is_some_and(|own| own.registration.member.is_draining) {
-            self.is_drained();
+            self.set_drained();
         }
     }
 }
